@@ -1,0 +1,178 @@
+"""Sampling parameters: checked once when made, frozen after.
+
+Promises: a `SamplingParams` that exists is valid on its own (ranges, types, combinations).
+Does not know: the vocabulary or the context length; `inputs.limits` checks against those.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from octavo.base.errors import ClientError
+from octavo.base.types import OutputKind
+
+GREEDY_TEMPERATURE = 1e-5  # below this a row is greedy (OUT-2, step 10)
+MAX_N = 128
+MAX_SEED = 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one request's tokens are chosen and when it ends.
+
+    Names and defaults are those that users of OpenAI's API and of offline engines know.
+    Raises `ClientError` with `param` set when a value is out of range.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: all tokens
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16  # None: as many as the context allows
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None  # None: none; 0: the chosen token only; -1: the whole vocabulary
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    output_kind: OutputKind = OutputKind.CUMULATIVE
+
+    def __post_init__(self) -> None:
+        _normalize(self)
+        _check(self)
+
+    @property
+    def greedy(self) -> bool:
+        """True when the most likely token is always taken."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+    def replace(self, **changes: Any) -> "SamplingParams":
+        """A copy with some fields changed, checked again."""
+        return msgspec.structs.replace(self, **changes)
+
+
+def _set(params: SamplingParams, name: str, value: object) -> None:
+    msgspec.structs.force_setattr(params, name, value)
+
+
+def _normalize(p: SamplingParams) -> None:
+    """Accept the handy spellings (one stop string, lists, -1 for 'no limit') once, here."""
+    stop: object = p.stop
+    if stop is None:
+        _set(p, "stop", ())
+    elif isinstance(stop, str):
+        _set(p, "stop", (stop,))
+    else:
+        _set(p, "stop", _as_tuple(stop, "stop"))
+    _set(p, "stop_token_ids", _as_tuple(p.stop_token_ids or (), "stop_token_ids"))
+    _set(p, "bad_words", _as_tuple(p.bad_words or (), "bad_words"))
+    if p.allowed_token_ids is not None:
+        _set(p, "allowed_token_ids", _as_tuple(p.allowed_token_ids, "allowed_token_ids"))
+    if p.top_k == -1:
+        _set(p, "top_k", 0)
+    if p.seed == -1:
+        _set(p, "seed", None)
+
+
+def _as_tuple(value: object, param: str) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ClientError(f"{param} must be a list, got {type(value).__name__}", param=param)
+    return tuple(value)
+
+
+def _number(p: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False) -> None:
+    value = getattr(p, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ClientError(f"{name} must be a number, got {value!r}", param=name)
+    if value > high or value < low or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise ClientError(f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r}", param=name)
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ClientError(f"{name} must be an integer, got {value!r}", param=name)
+    if not low <= value <= high:
+        raise ClientError(f"{name} must be in [{low}, {high}], got {value}", param=name)
+
+
+def _check(p: SamplingParams) -> None:
+    _integer("n", p.n, 1, MAX_N)
+    _number(p, "temperature", 0.0, 100.0)
+    _number(p, "top_p", 0.0, 1.0, open_low=True)
+    _integer("top_k", p.top_k, 0, 2**31 - 1)
+    _number(p, "min_p", 0.0, 1.0)
+    _number(p, "presence_penalty", -2.0, 2.0)
+    _number(p, "frequency_penalty", -2.0, 2.0)
+    _number(p, "repetition_penalty", 0.0, 100.0, open_low=True)
+    if p.seed is not None:
+        _integer("seed", p.seed, -(2**63), MAX_SEED)
+    _check_lengths(p)
+    _check_tokens(p)
+    if p.greedy and p.n > 1:
+        raise ClientError("n must be 1 when temperature is 0: all samples would be equal", param="n")
+
+
+def _check_lengths(p: SamplingParams) -> None:
+    _integer("min_tokens", p.min_tokens, 0, 2**31 - 1)
+    if p.max_tokens is not None:
+        low = 0 if p.prompt_logprobs is not None else 1
+        if p.max_tokens == 0 and low == 1:
+            raise ClientError(
+                "max_tokens must be at least 1 (0 is allowed with echo or prompt_logprobs)", param="max_tokens"
+            )
+        _integer("max_tokens", p.max_tokens, low, 2**31 - 1)
+        if p.min_tokens > p.max_tokens:
+            raise ClientError(
+                f"min_tokens ({p.min_tokens}) must not exceed max_tokens ({p.max_tokens})", param="min_tokens"
+            )
+    for name in ("logprobs", "prompt_logprobs"):
+        if (value := getattr(p, name)) is not None:
+            _integer(name, value, -1, 2**31 - 1)
+
+
+def _check_tokens(p: SamplingParams) -> None:
+    for i, text in enumerate(p.stop):
+        if not isinstance(text, str) or not text:
+            raise ClientError(f"stop[{i}] must be a non-empty string, got {text!r}", param="stop")
+    for i, text in enumerate(p.bad_words):
+        if not isinstance(text, str) or not text:
+            raise ClientError(f"bad_words[{i}] must be a non-empty string, got {text!r}", param="bad_words")
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        for token in getattr(p, name) or ():
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise ClientError(f"{name} must hold integers, got {token!r}", param=name)
+    if p.allowed_token_ids is not None and not p.allowed_token_ids:
+        raise ClientError("allowed_token_ids must not be empty: no token could be chosen", param="allowed_token_ids")
+    if p.logit_bias is not None:
+        if not isinstance(p.logit_bias, Mapping):
+            raise ClientError("logit_bias must be an object of token id to bias", param="logit_bias")
+        _set(p, "logit_bias", {_bias_key(k): _bias_value(k, v) for k, v in p.logit_bias.items()} or None)
+
+
+def _bias_key(key: object) -> int:
+    try:
+        if isinstance(key, bool):
+            raise ValueError
+        return int(key)  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError):
+        raise ClientError(f"logit_bias keys must be token ids, got {key!r}", param="logit_bias") from None
+
+
+def _bias_value(key: object, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+        raise ClientError(f"logit_bias[{key!r}] must be in [-100, 100], got {value!r}", param="logit_bias")
+    return float(value)

@@ -1,0 +1,121 @@
+"""Every option, once: name, default, unit and help text.
+
+Promises: one definition per option gives the flag, the environment variable, the YAML key, the
+Python field, the help text and the reference page (OPS-2). All values are frozen.
+Does not know: models, devices, or how values are decided (see `config.resolve`).
+
+A field whose default is None is *not set*: `config.resolve` decides it and says why.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def option(default: Any, help: str, *, unit: str = "", choices: tuple[str, ...] = (), **extra: Any) -> Any:
+    """A dataclass field that is an option. `extra` may hold `flag`, `aliases`, `kind` ('size', 'path')."""
+    return field(default=default, metadata={"help": help, "unit": unit, "choices": choices, **extra})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how it is read."""
+
+    model: str | None = option(
+        None, "Model: a folder, a GGUF file, or a name to pull; the embedded SmolLM2 when not given."
+    )
+    served_model_name: tuple[str, ...] | None = option(
+        None, "Names that clients may use for the model; its own name when not given.", kind="list"
+    )
+    dtype: str = option(
+        "auto",
+        "Type to compute in; auto takes the checkpoint's, and bfloat16 for a float32 one on a device that has it.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    max_model_len: int | None = option(None, "Longest prompt plus answer; the model's own limit, fitted to the memory.", unit="tokens", kind="count")  # fmt: skip
+    seed: int = option(0, "Seed from which requests without one derive theirs.")
+    chat_template: str | None = option(
+        None, "Chat template: a file, or the text itself; the model's own when not given.", kind="path"
+    )
+    generation_config: str = option(
+        "auto",
+        "Default sampling parameters: auto reads the model's generation_config.json, neutral ignores it, or a folder.",
+    )
+    load_format: str = option("auto", "How weights are read; dummy makes random ones.", choices=("auto", "safetensors", "gguf", "dummy"))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """KV memory."""
+
+    block_size: int | None = option(None, "Tokens in one KV block; what the attention backend prefers when not given.", unit="tokens")  # fmt: skip
+    kv_cache_memory: int | None = option(None, "Memory for KV blocks, such as 2GiB.", unit="bytes", kind="size")
+    num_kv_blocks: int | None = option(None, "Number of KV blocks; wins over the memory size.", unit="blocks")
+    gpu_memory_utilization: float | None = option(
+        None, "Share of the device's memory (of the host's on a CPU) for weights and KV together.", unit="0..1"
+    )
+    enable_prefix_caching: bool = option(True, "Reuse the KV of prefixes that were computed before.")
+    prefix_hash: str = option("sha256", "Hash of the prefix cache.", choices=("sha256", "xxhash"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How much runs at once, and in which order."""
+
+    max_num_seqs: int | None = option(None, "Most requests in one step; 256 on a GPU, 128 on a CPU.", unit="requests")
+    max_num_active_seqs: int | None = option(None, "Most requests running at once; as max_num_seqs when not given.", unit="requests")  # fmt: skip
+    max_num_batched_tokens: int | None = option(None, "Most tokens computed in one step.", unit="tokens", kind="count")
+    scheduling_policy: str = option("fcfs", "Who goes first.", choices=("fcfs", "priority"))
+    priority_aging_s: float = option(
+        0.0,
+        "Under the priority policy, waiting this long improves the priority by one; 0 turns it off.",
+        unit="seconds",
+    )
+    long_prefill_token_threshold: int = option(
+        0, "Most tokens of one prompt in a step while others wait; 0: no limit but the fair share.", unit="tokens"
+    )
+    kv_watermark: float = option(
+        0.01, "Share of blocks kept free when a request is admitted beside others.", unit="0..1"
+    )
+    async_scheduling: bool | None = option(None, "Schedule the next step while this one runs; decided by the device when not given.")  # fmt: skip
+    max_waiting_requests: int = option(2048, "Requests that may wait; more are refused with 429.", unit="requests")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """Where and how it computes."""
+
+    device: str = option("auto", "Device to run on.", choices=("auto", "cpu", "cuda"))
+    num_threads: int | None = option(None, "Compute threads; the cores this process may use when not given.", unit="threads")  # fmt: skip
+    attention_backend: str | None = option(None, "Attention backend by name; the first that fits when not given.")
+    multiprocessing: bool = option(True, "Run the engine core in a process of its own (--no-multiprocessing to debug).")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP server; not part of the engine."""
+
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
+    port: int = option(8000, "Port to listen on.")
+    api_key: tuple[str, ...] | None = option(None, "Key that clients must send as a bearer token; may be repeated.", kind="list")  # fmt: skip
+    log_level: str = option("info", "How much is logged.", choices=("debug", "info", "warning", "error"))
+    disable_access_log: bool = option(False, "Do not log each HTTP request.")
+    max_request_bytes: int = option(32 << 20, "Largest request body.", unit="bytes", kind="size")
+    drain_timeout_s: float = option(15.0, "How long a stop waits for running requests.", unit="seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The root: seen by the three composition roots and nobody else."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    device: DeviceConfig = DeviceConfig()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """What `octavo serve` runs with."""
+
+    engine: EngineConfig = EngineConfig()
+    server: ServerConfig = ServerConfig()

@@ -1,0 +1,1 @@
+"""Run the step loop, and be reachable from other processes."""

@@ -1,0 +1,1 @@
+"""Run workers somewhere and look like one worker."""

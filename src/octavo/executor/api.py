@@ -1,0 +1,94 @@
+"""What control asks of the data plane: the one bridge between the two.
+
+Promises: everything the engine core calls; arguments and answers are values without tensors.
+Does not know: processes, devices, or how a step is computed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from octavo.base.kvspec import KVLayout, KVSpec
+from octavo.base.step import PlanPart, StepPlan, StepResult
+from octavo.config.facts import DeviceFacts, ModelFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """Everything a worker is started with; resolved, so nothing here is None or 'auto' but where said."""
+
+    facts: ModelFacts
+    dtype: str
+    load_format: str
+    block_size: int | None  # None: the attention backend's preferred size
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_threads: int
+    device: str
+    attention_backend: str | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What loading gave: the layers' own KV specs by layer id, bytes, and what filled the seams."""
+
+    specs: tuple[KVSpec, ...]
+    weight_bytes: int
+    seconds: float
+    attention_backend: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileReport:
+    """Memory after loading: what one step of the largest shape needs, and what is left."""
+
+    peak_activation_bytes: int
+    available_bytes: int  # that KV memory may take, weights and the peak already subtracted
+    seconds: float
+
+
+class StepHandle(Protocol):
+    """A step under way."""
+
+    def result(self) -> StepResult:
+        """Wait for the step; raises `EngineDead` when the worker died."""
+
+    def done(self) -> bool:
+        """True when `result()` returns at once."""
+
+    def supply(self, parts: Sequence[PlanPart]) -> None:
+        """Hand over the plan's late parts; the runner waits for them before sampling."""
+
+
+class Executor(Protocol):
+    """One worker or many, looking like one."""
+
+    def probe(self) -> DeviceFacts:
+        """Facts of the device; callable before `load`."""
+
+    def load(self, config: WorkerConfig, progress: Callable[[str], None]) -> LoadReport:
+        """Build the model and read its weights."""
+
+    def profile(self) -> ProfileReport:
+        """Measure one step of the largest shape."""
+
+    def allocate(self, layout: KVLayout) -> None:
+        """Reserve KV memory and bind the layers to it."""
+
+    def warm_up(self) -> float:
+        """Run small steps so that the first request is not slower than the second; seconds."""
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Start a step; steps run in the order they are submitted."""
+
+    def call(self, method: str, **args: Any) -> Any:
+        """An administrative call, run between steps on every worker; the first worker's answer."""
+
+    def healthy(self) -> bool:
+        """False once a worker is gone."""
+
+    def stop(self) -> None:
+        """End all workers and free everything; may be called twice."""

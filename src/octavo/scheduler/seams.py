@@ -1,0 +1,168 @@
+"""How features join the scheduler: two protocols, and the null objects that stand in for them.
+
+Promises: a feature needs no edit in `schedule()` or `apply()`.
+Does not know: any feature.
+
+Order of calls for one request's life on a `ControlPart`:
+`on_arrival` once -> `match` each time the request is about to be admitted without KV of its own ->
+`after_reserve` when blocks were given -> `plan` once a step -> `on_commit` as blocks fill ->
+`absorb` once a result -> `on_finish` once. A preemption brings it back to `match`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from octavo.base.outputs import OutputPart
+from octavo.base.step import PlanPart, StepResult
+from octavo.base.types import RequestState
+
+if TYPE_CHECKING:
+    from octavo.scheduler.draft import StepDraft
+    from octavo.scheduler.request import Request
+
+
+class Constraint(Protocol):
+    """A rule that may lower how many tokens a request gets in this step, never raise it.
+
+    Lower `rank` goes first; alignment ranks last and must be idempotent.
+    Step-wide limits (paused, throttled) belong to the budget, not here.
+    """
+
+    rank: int
+
+    def applies(self, req: "Request") -> bool:
+        """Asked once, when the request is added; False keeps the hot path free of this rule."""
+
+    def cap(self, req: "Request", n: int, draft: "StepDraft") -> int:
+        """At most this many tokens; 0 means 'not in this step'."""
+
+    def commit(self, req: "Request", n: int, draft: "StepDraft") -> None:
+        """The request got `n` tokens: take what the rule counts."""
+
+    def undo(self, req: "Request", draft: "StepDraft") -> None:
+        """The request was dropped from the draft: give back exactly what `commit` took."""
+
+
+class Match(msgspec.Struct, frozen=True):
+    """KV that a part can bring, counted from the start of the request.
+
+    `tokens` is the whole prefix length the part can provide (0: nothing). With `wait`, the request parks
+    in WAITING_KV after its blocks were reserved, until `absorb` reports it ready.
+    """
+
+    tokens: int = 0
+    wait: bool = False
+    source: str = ""
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """The part does not know yet: ask again in a later step, let others pass."""
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """What `absorb` says of a parked request.
+
+    `num_tokens` is how much of the prefix is really there: less than promised means the rest is recomputed.
+    `error` ends the request.
+    """
+
+    request_id: str
+    num_tokens: int = 0
+    error: str | None = None
+
+
+class Absorbed(msgspec.Struct, frozen=True):
+    """What a part took from a result: requests to wake and requests whose held blocks may go."""
+
+    ready: tuple[Readiness, ...] = ()
+    release: tuple[str, ...] = ()
+
+
+class FinishHold(msgspec.Struct, frozen=True):
+    """Answer to `on_finish`: keep the blocks until `Absorbed.release` names the id, and what to tell the client."""
+
+    holds_blocks: bool = False
+    parts: tuple[OutputPart, ...] = ()
+
+
+class ControlPart(Protocol):
+    """The control half of a feature."""
+
+    name: str
+
+    def on_arrival(self, req: "Request") -> RequestState:
+        """A request arrived. Return WAITING, or the state it must park in until `absorb` readies it."""
+
+    def match(self, req: "Request", local_tokens: int) -> "Match | Retry":
+        """How much of the prefix can this part bring, given `local_tokens` found in the local cache?"""
+
+    def after_reserve(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
+        """Blocks (by group) were reserved; the first `external_tokens` tokens are this part's to fill."""
+
+    def plan(self, draft: "StepDraft") -> PlanPart | None:
+        """The part's share of the plan that is being sealed; also asked when nothing runs."""
+
+    def on_commit(self, req: "Request", first_block: int, block_hashes: Sequence[bytes]) -> None:
+        """Blocks became full and findable: `first_block` is the index in the request of the first hash."""
+
+    def on_preempt(self, req: "Request") -> None:
+        """The request lost its blocks and will come back to `match`."""
+
+    def on_finish(self, req: "Request") -> FinishHold:
+        """The request ended; may hold its blocks."""
+
+    def absorb(self, result: StepResult) -> Absorbed:
+        """Read this part's report from a result."""
+
+    def next_deadline(self) -> float | None:
+        """Monotonic second by which the loop must tick again even when idle; None: no need."""
+
+    def reset(self) -> bool:
+        """Forget cached content; False when something is under way that forbids it."""
+
+    def stats(self) -> dict[str, Any]:
+        """Figures for metrics."""
+
+
+class NullPart:
+    """The part that does nothing: where no feature is installed.
+
+    Owns: nothing.
+    """
+
+    name = "null"
+
+    def on_arrival(self, req: "Request") -> RequestState:
+        return RequestState.WAITING
+
+    def match(self, req: "Request", local_tokens: int) -> "Match | Retry":
+        return Match()
+
+    def after_reserve(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
+        return None
+
+    def plan(self, draft: "StepDraft") -> PlanPart | None:
+        return None
+
+    def on_commit(self, req: "Request", first_block: int, block_hashes: Sequence[bytes]) -> None:
+        return None
+
+    def on_preempt(self, req: "Request") -> None:
+        return None
+
+    def on_finish(self, req: "Request") -> FinishHold:
+        return FinishHold()
+
+    def absorb(self, result: StepResult) -> Absorbed:
+        return Absorbed()
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def reset(self) -> bool:
+        return True
+
+    def stats(self) -> dict[str, Any]:
+        return {}

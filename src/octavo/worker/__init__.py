@@ -1,0 +1,1 @@
+"""Own one device: its weights, its KV memory, and one step at a time."""
