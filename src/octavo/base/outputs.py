@@ -6,7 +6,7 @@ Does not know: how text is made (see `outputs`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,6 +16,12 @@ from octavo.base.types import FinishReason
 
 class OutputPart(msgspec.Struct, frozen=True, tag=True):
     """One feature's share of a request's output (transfer parameters, pooled vectors)."""
+
+
+if TYPE_CHECKING:
+    OutputParts = tuple[OutputPart, ...]
+else:  # decoded loosely; `base.codec` revives them by tag, so that features can add their own
+    OutputParts = tuple[Any, ...]
 
 
 class RequestTimes(msgspec.Struct, frozen=True):
@@ -46,7 +52,7 @@ class RequestDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_preemptions: int = 0
     error: str | None = None
     times: RequestTimes | None = None  # with the first token and with the finish
-    parts: tuple[OutputPart, ...] = ()
+    parts: OutputParts = ()
 
 
 class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ Promises: frozen messages; everything the core needs to serve a request is in `E
 Does not know: text. Strings were rendered to token ids before this point.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,6 +27,12 @@ class TransferHint(msgspec.Struct, frozen=True):
 
 class RequestPart(msgspec.Struct, frozen=True, tag=True):
     """One feature's share of a request (grammar, media, pooling). Features subclass it."""
+
+
+if TYPE_CHECKING:
+    RequestParts = tuple[RequestPart, ...]
+else:  # decoded loosely; `base.codec` revives them by tag, so that features can add their own
+    RequestParts = tuple[Any, ...]
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -52,10 +58,16 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cache_salt: str | None = None
     adapter: AdapterRef | None = None
     transfer: TransferHint | None = None
-    parts: tuple[RequestPart, ...] = ()
+    parts: RequestParts = ()
     client_index: int = 0
     data_parallel_rank: int | None = None
     trace_headers: dict[str, str] | None = None
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Requests to add, in order."""
+
+    requests: tuple[EngineRequest, ...]
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -8,7 +8,7 @@ worker's tables, given by the scheduler when the request starts running and take
 finishes or is preempted. Row order is the order of `BatchPlan.slots`.
 """
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -48,6 +48,13 @@ class PlanPart(msgspec.Struct, frozen=True, tag=True):
 
 class ResultPart(msgspec.Struct, frozen=True, tag=True):
     """One feature's share of a result."""
+
+
+if TYPE_CHECKING:
+    PlanParts = tuple[PlanPart, ...]
+    ResultParts = tuple[ResultPart, ...]
+else:  # decoded loosely; `base.codec` revives them by tag, so that features can add their own
+    PlanParts = ResultParts = tuple[Any, ...]
 
 
 class NewRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +122,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     batch: BatchPlan
     finished: tuple[int, ...] = ()
     preempted: tuple[int, ...] = ()
-    parts: tuple[PlanPart, ...] = ()
+    parts: PlanParts = ()
     late: tuple[str, ...] = ()
 
     def part(self, kind: type[P]) -> P | None:
@@ -173,7 +180,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     drafts: Ragged | None = None
     errors: tuple[RowError, ...] = ()
-    parts: tuple[ResultPart, ...] = ()
+    parts: ResultParts = ()
     timings: StepTimings = StepTimings()
 
     def part(self, kind: type[R]) -> R | None:

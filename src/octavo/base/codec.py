@@ -1,0 +1,140 @@
+"""Messages to bytes and back: msgpack with tagged unions, a version byte, and arrays out of band.
+
+Promises: what is decoded equals what was encoded, whatever part types features registered; arrays of
+more than `INLINE_BYTES` travel as frames of their own without a copy; another version is refused.
+Does not know: sockets (see `engine.process`) or shared memory (see `executor.channel`).
+
+Wire form: frame 0 is one version byte and a msgpack document; an array in it is an extension that holds
+dtype, shape and either its bytes or the number of the frame with them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from octavo.base.errors import ServerError
+from octavo.base.outputs import EngineOutputs, OutputPart, RequestDelta
+from octavo.base.requests import EngineRequest, RequestPart, Submit
+from octavo.base.step import PlanPart, ResultPart, StepPlan, StepResult
+
+VERSION = 1
+INLINE_BYTES = 4096
+_ARRAY_INLINE = 1
+_ARRAY_FRAME = 2
+
+Frame = bytes | bytearray | memoryview
+T = TypeVar("T")
+
+
+class Encoder:
+    """Encodes messages to frames.
+
+    Owns: the msgpack encoder, and the list of frames of the message being encoded. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._frames: list[Frame] = []
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._hook)
+
+    def encode(self, message: Any) -> list[Frame]:
+        """Frames of one message; the first is the head, the others are array bytes."""
+        self._frames = []
+        head = bytearray([VERSION])
+        self._encoder.encode_into(message, head, 1)
+        return [head, *self._frames]
+
+    def _hook(self, value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            raise NotImplementedError(f"cannot send a {type(value).__name__}")
+        array = np.ascontiguousarray(value)
+        header = (array.dtype.str, array.shape)
+        if array.nbytes <= INLINE_BYTES:
+            return msgspec.msgpack.Ext(_ARRAY_INLINE, msgspec.msgpack.encode((*header, array.tobytes())))
+        self._frames.append(array.data.cast("B"))
+        return msgspec.msgpack.Ext(_ARRAY_FRAME, msgspec.msgpack.encode((*header, len(self._frames))))
+
+
+class Decoder(Generic[T]):
+    """Decodes frames of messages of one type (a union of tagged structs, usually).
+
+    Owns: the msgpack decoder and the frames of the message being decoded. Not thread-safe.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self._frames: Sequence[Frame] = ()
+        self._decoder = msgspec.msgpack.Decoder(kind, dec_hook=self._typed, ext_hook=self._ext)
+
+    def decode(self, frames: Sequence[Frame]) -> T:
+        """The message; raises `ServerError` when it was made by another version or is damaged."""
+        head = memoryview(frames[0])
+        if not len(head) or head[0] != VERSION:
+            found = head[0] if len(head) else "nothing"
+            raise ServerError(f"message of protocol version {found}, this process speaks {VERSION}")
+        self._frames = frames
+        try:
+            return revive(self._decoder.decode(head[1:]))  # type: ignore[no-any-return]
+        except msgspec.MsgspecError as error:
+            raise ServerError(f"message cannot be decoded: {error}") from error
+        finally:
+            self._frames = ()
+
+    def _ext(self, code: int, data: memoryview) -> Any:
+        dtype, shape, payload = msgspec.msgpack.decode(bytes(data))
+        source = payload if code == _ARRAY_INLINE else self._frames[payload]
+        array = np.frombuffer(source, dtype=np.dtype(dtype)).reshape(shape)
+        array.flags.writeable = False
+        return array
+
+    @staticmethod
+    def _typed(kind: type, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return value
+        raise NotImplementedError(f"cannot read a {kind} from {type(value).__name__}")
+
+
+def part_classes() -> dict[str, type[msgspec.Struct]]:
+    """Every part type that is loaded now, by its tag."""
+    found: dict[str, type[msgspec.Struct]] = {}
+    for base in (RequestPart, OutputPart, PlanPart, ResultPart):
+        pending: list[type[msgspec.Struct]] = list(base.__subclasses__())
+        while pending:
+            kind = pending.pop()
+            pending.extend(kind.__subclasses__())
+            found[str(kind.__struct_config__.tag)] = kind
+    return found
+
+
+def revive(message: Any) -> Any:
+    """Turn parts that came as plain mappings into their own types."""
+    if isinstance(message, EngineOutputs):
+        if any(d.parts for d in message.deltas):
+            return msgspec.structs.replace(message, deltas=tuple(map(_revive_parts, message.deltas)))
+    elif isinstance(message, Submit):
+        if any(r.parts for r in message.requests):
+            return msgspec.structs.replace(message, requests=tuple(map(_revive_parts, message.requests)))
+    elif isinstance(message, StepPlan):
+        return _revive_parts(message)
+    elif isinstance(message, StepResult):
+        return _revive_parts(message)
+    return message
+
+
+M = TypeVar("M", StepPlan, StepResult, EngineRequest, RequestDelta)
+
+
+def _revive_parts(message: M) -> M:
+    if not message.parts:
+        return message
+    classes = part_classes()
+    return msgspec.structs.replace(message, parts=tuple(_revive(p, classes) for p in message.parts))
+
+
+def _revive(part: Any, classes: dict[str, type[msgspec.Struct]]) -> Any:
+    if not isinstance(part, dict):
+        return part
+    kind = classes.get(part.get("type", ""))
+    if kind is None:
+        raise ServerError(f"message has a part of type {part.get('type')!r}, which no installed feature knows")
+    return msgspec.convert(part, kind, dec_hook=Decoder._typed)

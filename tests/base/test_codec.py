@@ -1,0 +1,102 @@
+"""Messages survive the trip, arrays keep dtype and shape, and strange versions are refused."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.base.codec import INLINE_BYTES, Decoder, Encoder, part_classes
+from octavo.base.errors import ServerError
+from octavo.base.outputs import EngineOutputs, OutputPart, RequestDelta, StatsSnapshot
+from octavo.base.params import SamplingParams
+from octavo.base.requests import Abort, Admin, EngineRequest, RequestPart, Submit
+from octavo.base.step import LogprobArrays, NewRow, PlanPart, StepPlan, as_ints, empty_batch
+from octavo.base.types import FinishReason
+
+
+class ToyRequestPart(RequestPart, frozen=True):
+    """A feature's share of a request."""
+
+    grammar: str
+
+
+class ToyOutputPart(OutputPart, frozen=True):
+    """A feature's share of an output."""
+
+    hint: dict[str, int]
+
+
+class ToyPlanPart(PlanPart, frozen=True):
+    """A feature's share of a plan."""
+
+    rows: tuple[int, ...]
+
+
+def trip(message, kind):
+    """Encode and decode, as over a socket (frames become plain bytes)."""
+    return Decoder(kind).decode([bytes(f) for f in Encoder().encode(message)])
+
+
+def test_requests_aborts_and_admin_calls_survive_the_trip():
+    request = EngineRequest(
+        request_id="r-1",
+        prompt_token_ids=(1, 2, 70000),
+        sampling=SamplingParams(stop=["x"], seed=3, logit_bias={5: -1.0}),
+        parts=(ToyRequestPart("json"),),
+    )
+    kind = Submit | Abort | Admin
+    for message in (Submit((request,)), Abort(("a", "b")), Admin(3, "reset", {"x": 1})):
+        assert trip(message, kind) == message
+
+
+def test_every_loaded_part_is_known_by_its_tag():
+    assert {"ToyRequestPart", "ToyOutputPart", "ToyPlanPart"} <= part_classes().keys()
+
+
+@pytest.mark.parametrize("lines", [1, 3, INLINE_BYTES])
+def test_outputs_with_arrays_survive_inline_and_out_of_band(lines):
+    arrays = LogprobArrays(
+        token_ids=np.arange(lines * 3, dtype=np.int32).reshape(lines, 3),
+        logprobs=np.linspace(-9, 0, lines * 3, dtype=np.float32).reshape(lines, 3),
+        ranks=np.ones(lines, dtype=np.int32),
+        width=np.full(lines, 3, dtype=np.int32),
+    )
+    delta = RequestDelta(
+        request_id="r", new_token_ids=(4,), finish=FinishReason.STOP, logprobs=arrays, parts=(ToyOutputPart({"a": 1}),)
+    )
+    frames = Encoder().encode(EngineOutputs(deltas=(delta,), stats=StatsSnapshot(seq=4)))
+    assert (len(frames) > 1) == (lines * 12 > INLINE_BYTES)
+    back = Decoder(EngineOutputs).decode([bytes(f) for f in frames])
+    got = back.deltas[0]
+    assert got.parts == delta.parts
+    assert got.finish is FinishReason.STOP
+    assert got.logprobs.token_ids.dtype == np.int32
+    for name in ("token_ids", "logprobs", "ranks", "width"):
+        np.testing.assert_array_equal(getattr(got.logprobs, name), getattr(arrays, name))
+    assert not got.logprobs.ranks.flags.writeable
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=50))
+def test_plans_survive_the_trip(tokens):
+    row = NewRow(slot=1, request_id="x", tokens=tuple(tokens), num_prompt_tokens=len(tokens), sampling=SamplingParams())
+    batch = msgspec.structs.replace(empty_batch(2), new=(row,), slots=as_ints(tokens))
+    plan = StepPlan(seq=9, batch=batch, parts=(ToyPlanPart((1, 2)),), late=("MaskPlan",))
+    back = trip(plan, StepPlan)
+    assert back.batch.new == (row,)
+    assert back.part(ToyPlanPart) == ToyPlanPart((1, 2))
+    assert back.batch.slots.tolist() == tokens
+    assert len(back.batch.new_blocks) == 2
+
+
+def test_another_version_and_damage_are_refused_in_words():
+    frames = [bytes(f) for f in Encoder().encode(Abort(("a",)))]
+    with pytest.raises(ServerError, match="version 9"):
+        Decoder(Abort).decode([b"\x09" + frames[0][1:]])
+    with pytest.raises(ServerError, match="cannot be decoded"):
+        Decoder(Abort).decode([frames[0][:-2]])
+    with pytest.raises(ServerError, match="no installed feature"):
+        bad = msgspec.msgpack.encode(
+            {"type": "EngineOutputs", "deltas": [{"request_id": "r", "parts": [{"type": "Odd"}]}]}
+        )
+        Decoder(EngineOutputs).decode([b"\x01" + bad])
