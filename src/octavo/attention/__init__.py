@@ -1,0 +1,1 @@
+"""Attend over paged KV with the first backend that has no objection."""

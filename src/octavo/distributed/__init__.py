@@ -1,0 +1,1 @@
+"""Hand out process groups and move tensors inside them."""

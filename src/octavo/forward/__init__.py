@@ -1,0 +1,1 @@
+"""Carry per-step metadata to ops the compiler cannot see through."""

@@ -1,0 +1,1 @@
+"""The parallel building blocks that models are written in."""

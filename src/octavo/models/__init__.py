@@ -1,0 +1,1 @@
+"""Each supported architecture, as short as its paper."""

@@ -1,0 +1,1 @@
+"""One callable per math operation, with a torch reference beside every fast version."""

@@ -1,0 +1,1 @@
+"""Find an implementation by name without importing its neighbours."""

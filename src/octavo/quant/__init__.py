@@ -1,0 +1,1 @@
+"""Describe how a weight is stored and how to multiply by it."""
