@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from octavo.base.outputs import OutputPart
-from octavo.base.step import PlanPart, StepResult
+from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.base.types import RequestState
 
 if TYPE_CHECKING:
@@ -87,6 +87,12 @@ class FinishHold(msgspec.Struct, frozen=True):
     parts: tuple[OutputPart, ...] = ()
 
 
+class Late(msgspec.Struct, frozen=True):
+    """Answer to `plan`: this part's share depends on tokens still in flight and follows through `supply`."""
+
+    kind: str  # name of the PlanPart type, as in StepPlan.late
+
+
 class ControlPart(Protocol):
     """The control half of a feature."""
 
@@ -101,8 +107,11 @@ class ControlPart(Protocol):
     def after_reserve(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
         """Blocks (by group) were reserved; the first `external_tokens` tokens are this part's to fill."""
 
-    def plan(self, draft: "StepDraft") -> PlanPart | None:
+    def plan(self, draft: "StepDraft") -> PlanPart | Late | None:
         """The part's share of the plan that is being sealed; also asked when nothing runs."""
+
+    def supply(self, plan: StepPlan) -> PlanPart | None:
+        """The late share of a plan in flight; asked once every earlier step has been applied."""
 
     def on_commit(self, req: "Request", first_block: int, block_hashes: Sequence[bytes]) -> None:
         """Blocks became full and findable: `first_block` is the index in the request of the first hash."""
@@ -143,7 +152,10 @@ class NullPart:
     def after_reserve(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
         return None
 
-    def plan(self, draft: "StepDraft") -> PlanPart | None:
+    def plan(self, draft: "StepDraft") -> PlanPart | Late | None:
+        return None
+
+    def supply(self, plan: StepPlan) -> PlanPart | None:
         return None
 
     def on_commit(self, req: "Request", first_block: int, block_hashes: Sequence[bytes]) -> None:

@@ -1,0 +1,294 @@
+"""Options from the command line, the environment, a YAML file or Python keywords, all from one definition.
+
+Promises: every field of `config.schema` gets a flag, a variable, a key and a keyword of one name; a name that
+does not exist is an error with the nearest one; each value remembers where it came from.
+Does not know: what values are sensible together (see `config.resolve`).
+
+Precedence: command line or Python keyword, then environment, then YAML file, then the default.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import yaml
+
+from octavo.base.errors import ConfigError
+from octavo.config.env import Env
+from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+
+ENGINE_SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "device": DeviceConfig,
+}
+SERVER_SECTIONS: dict[str, type] = {**ENGINE_SECTIONS, "server": ServerConfig}
+
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?\s*")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One field of the schema, seen as an option."""
+
+    name: str  # Python keyword and YAML key: max_model_len
+    section: str
+    type: Any
+    default: Any
+    help: str
+    unit: str
+    choices: tuple[str, ...]
+    kind: str
+
+    @property
+    def flag(self) -> str:
+        """Its command-line flag."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return "OCTAVO_" + self.name.upper()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Options that somebody set: name -> value, and name -> who (`flag`, `environment`, `file`, `keyword`)."""
+
+    values: Mapping[str, Any]
+    sources: Mapping[str, str]
+
+
+def options(sections: Mapping[str, type]) -> dict[str, Option]:
+    """All options of these sections by name, in schema order."""
+    found: dict[str, Option] = {}
+    for section, kind in sections.items():
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            meta = field.metadata
+            found[field.name] = Option(
+                field.name, section, hints[field.name], field.default, meta["help"], meta["unit"],
+                tuple(meta["choices"]), meta.get("kind", ""),
+            )  # fmt: skip
+    return found
+
+
+def parse_size(text: str | int, name: str) -> int:
+    """Bytes of '2GiB', '512M', '1.5g' or a plain number; powers of 1024."""
+    match = _SIZE.fullmatch(str(text))
+    if not match:
+        raise ConfigError(f"{name} must be a size such as 2GiB or 512MiB, got {text!r}.")
+    return int(float(match[1]) * 1024 ** _POWERS[match[2].lower()])
+
+
+def parse_count(text: str | int, name: str) -> int:
+    """A whole number; '8k' is 8,000 and '8Ki' is 8,192."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmM]?)(i?)\s*", str(text))
+    if not match:
+        raise ConfigError(f"{name} must be a whole number such as 4096 or 8k, got {text!r}.")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** _POWERS[match[2].lower()])
+
+
+def convert(option: Option, value: Any) -> Any:
+    """A value for this option from text or a Python value; raises `ConfigError` naming the flag."""
+    name = option.flag
+    if value is None:
+        return None
+    if option.kind == "size":
+        return parse_size(value, name)
+    if option.kind == "count":
+        return parse_count(value, name)
+    if option.kind == "list":
+        return (value,) if isinstance(value, str) else tuple(str(v) for v in value)
+    plain = _plain_type(option.type)
+    result = _to_bool(value, name) if plain is bool else _to_plain(plain, value, name)
+    if option.choices and result not in option.choices:
+        near = nearest(str(result), option.choices)
+        hint = f" Did you mean {near}?" if near else ""
+        raise ConfigError(f"{name} must be one of {', '.join(option.choices)}, got {value!r}.{hint}")
+    return result
+
+
+def _plain_type(hint: Any) -> Any:
+    if isinstance(hint, types.UnionType):
+        return next(a for a in typing.get_args(hint) if a is not type(None))
+    return hint
+
+
+def _to_bool(value: Any, name: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if (text := str(value).strip().lower()) in known:
+        return known[text]
+    raise ConfigError(f"{name} must be true or false, got {value!r}.")
+
+
+def _to_plain(kind: Any, value: Any, name: str) -> Any:
+    words = {int: "a whole number", float: "a number", str: "text"}
+    try:
+        if isinstance(value, bool) or (kind is int and isinstance(value, float)):
+            raise ValueError
+        return kind(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} must be {words.get(kind, kind)}, got {value!r}.") from None
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name closest to this one, if any is close."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one sentence, with the nearest name; exit code 2.
+
+    Owns: what argparse owns.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and leave."""
+        match = re.search(r"unrecognized arguments: (\S+)", message)
+        if match:
+            bad = match[1].split("=")[0]
+            near = nearest(bad, [s for a in self._actions for s in a.option_strings])
+            message = f"unknown option {bad}" + (f"; did you mean {near}?" if near else "")
+        self.exit(2, f"{self.prog}: {message}. See '{self.prog} --help'.\n")
+
+
+def add_options(parser: argparse.ArgumentParser, sections: Mapping[str, type], *, positional_model: bool) -> None:
+    """Add one flag for each option of these sections, grouped, and --config."""
+    group: Any = parser
+    section = ""
+    for opt in options(sections).values():
+        if opt.section != section:
+            section = opt.section
+            group = parser.add_argument_group((sections[section].__doc__ or section).splitlines()[0])
+        _add_flag(group, opt)
+    if positional_model:
+        parser.add_argument("model_positional", nargs="?", metavar="MODEL", help="as --model")
+    parser.add_argument("--config", metavar="FILE", help="YAML file with options by name")
+
+
+def _add_flag(group: Any, opt: Option) -> None:
+    default = "" if opt.default is None else f" (default: {opt.default})"
+    text = (opt.help + default).replace("%", "%%")
+    common: dict[str, Any] = {"dest": f"opt_{opt.name}", "default": argparse.SUPPRESS, "help": text}
+    if _plain_type(opt.type) is bool:
+        group.add_argument(opt.flag, action=argparse.BooleanOptionalAction, **common)
+    elif opt.kind == "list":
+        group.add_argument(opt.flag, nargs="+", metavar="TEXT", **common)
+    else:
+        metavar = "{" + ",".join(opt.choices) + "}" if opt.choices else (opt.unit or opt.kind or "VALUE").upper()
+        group.add_argument(opt.flag, metavar=metavar.replace(" ", "_"), **common)
+
+
+def given_from_flags(namespace: argparse.Namespace, sections: Mapping[str, type], env: Env) -> Given:
+    """What flags, environment and file set together."""
+    known = options(sections)
+    flags = {k[4:]: v for k, v in vars(namespace).items() if k.startswith("opt_")}
+    positional = getattr(namespace, "model_positional", None)
+    if positional is not None:
+        if "model" in flags and flags["model"] != positional:
+            raise ConfigError(f"the model is given twice: {positional!r} and --model {flags['model']!r}; keep one.")
+        flags["model"] = positional
+    return _merge(known, "flag", flags, getattr(namespace, "config", None), env)
+
+
+def given_from_keywords(keywords: Mapping[str, Any], sections: Mapping[str, type], env: Env) -> Given:
+    """What Python keywords, environment and file set together."""
+    known = options(sections)
+    for name in keywords:
+        _check_name(name, known, "unknown option")
+    return _merge(known, "keyword", keywords, None, env)
+
+
+def _merge(known: Mapping[str, Option], top: str, top_values: Mapping[str, Any], file: str | None, env: Env) -> Given:
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    path = file or env.config_file
+    layers: list[tuple[str, Mapping[str, Any]]] = [("file", read_yaml(path, known) if path else {})]
+    layers.append(("environment", _environment(known, env)))
+    layers.append((top, top_values))
+    for source, layer in layers:
+        for name, value in layer.items():
+            if value is None:
+                continue
+            values[name] = convert(known[name], value)
+            sources[name] = source
+    return Given(values=values, sources=sources)
+
+
+def _environment(known: Mapping[str, Option], env: Env) -> dict[str, str]:
+    by_variable = {opt.variable: name for name, opt in known.items()}
+    found = {}
+    every = {o.variable for o in options(SERVER_SECTIONS).values()}
+    for variable, value in env.options.items():
+        if variable in by_variable:
+            found[by_variable[variable]] = value
+        elif variable not in every:
+            near = nearest(variable, by_variable)
+            hint = f"; did you mean {near}?" if near else "."
+            raise ConfigError(f"environment variable {variable} is not an option of Octavo{hint}")
+    return found
+
+
+def read_yaml(path: str, known: Mapping[str, Option]) -> dict[str, Any]:
+    """Options in a YAML file: a flat mapping of names, dashes or underscores."""
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"configuration file {path} cannot be read: {error.strerror}.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"configuration file {path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"configuration file {path} must hold a mapping of option names to values.")
+    named = {str(k).replace("-", "_"): v for k, v in data.items()}
+    for name in named:
+        _check_name(name, known, f"configuration file {path} has the unknown option")
+    return named
+
+
+def _check_name(name: str, known: Mapping[str, Option], what: str) -> None:
+    if name not in known:
+        near = nearest(name, known)
+        raise ConfigError(f"{what} {name!r}" + (f"; did you mean {near!r}?" if near else "."))
+
+
+C = TypeVar("C")
+
+
+def _section(kind: type[C], given: Given) -> C:
+    names = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{k: v for k, v in given.values.items() if k in names})
+
+
+def engine_config(given: Given) -> EngineConfig:
+    """The engine's part of what was given."""
+    return EngineConfig(
+        model=_section(ModelConfig, given),
+        cache=_section(CacheConfig, given),
+        scheduler=_section(SchedulerConfig, given),
+        device=_section(DeviceConfig, given),
+    )
+
+
+def server_config(given: Given) -> ServerConfig:
+    """The HTTP server's part of what was given."""
+    return _section(ServerConfig, given)
+
+
+def flags_of(argv: Sequence[str]) -> list[str]:
+    """Flags as they were typed, for logs; values of secrets are left out."""
+    return [a for a in argv if a.startswith("--") and not a.startswith("--api-key")]

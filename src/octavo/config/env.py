@@ -1,0 +1,46 @@
+"""The only reader of the environment.
+
+Promises: the environment is read once, here, into a frozen value that is passed down.
+Does not know: what any option means; names of options come from `config.schema` through `config.args`.
+
+Two kinds of names: the few below, and `OCTAVO_<OPTION>` for every option of the schema
+(`OCTAVO_MAX_MODEL_LEN=4096`), which `config.args` reads from `Env.options`.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PREFIX = "OCTAVO_"
+NAMES = {
+    "OCTAVO_CACHE": "Folder for pulled models; ~/.cache/octavo when not set.",
+    "OCTAVO_DEBUG": "1: show the stack of an error that ends the program.",
+    "OCTAVO_PLUGINS": "Comma-separated plugins to load; not set: all, set and empty: none (PLG-2).",
+    "OCTAVO_CONFIG": "YAML file with options, as --config.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Env:
+    """What the environment says. `plugins` None means not set; empty means none."""
+
+    cache_dir: Path
+    debug: bool = False
+    plugins: tuple[str, ...] | None = None
+    config_file: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)  # OCTAVO_MAX_MODEL_LEN -> under "OCTAVO_MAX_MODEL_LEN"
+
+
+def read_env(environ: Mapping[str, str] | None = None) -> Env:
+    """Read the environment (or the mapping a test gives)."""
+    env = os.environ if environ is None else environ
+    plugins = env.get("OCTAVO_PLUGINS")
+    cache = env.get("OCTAVO_CACHE")
+    return Env(
+        cache_dir=Path(cache) if cache else Path(env.get("HOME", "~")).expanduser() / ".cache" / "octavo",
+        debug=env.get("OCTAVO_DEBUG", "") not in ("", "0"),
+        plugins=None if plugins is None else tuple(p.strip() for p in plugins.split(",") if p.strip()),
+        config_file=env.get("OCTAVO_CONFIG") or None,
+        options={k: v for k, v in env.items() if k.startswith(_PREFIX) and k not in NAMES},
+    )
