@@ -18,9 +18,10 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support import fixture_tokenizers as tok
+from tests.support.smollm2 import smollm2_f32, smollm2_gguf
 
 __all__ = [
-    "chain", "cut", "hf_tensors", "tiny_config", "tiny_llama", "tiny_mistral", "tiny_qwen2", "tiny_qwen3",
+    "chain", "cut", "hf_tensors", "smollm2_f32", "smollm2_gguf", "tiny_config", "tiny_llama", "tiny_mistral", "tiny_qwen2", "tiny_qwen3",
     "tiny_sharded", "tiny_swa", "write_checkpoint",
 ]  # fmt: skip
 
