@@ -1,0 +1,1 @@
+"""Know which block holds which tokens, and who holds the block."""
