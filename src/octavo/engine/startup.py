@@ -1,0 +1,281 @@
+"""Control-side composition root: facts -> configuration -> weights -> layout -> scheduler and core.
+
+Promises: cheap checks come before slow ones; each stage reports one line with seconds and bytes; decisions that
+need a measurement (context length, number of blocks) are values returned, never written into the configuration.
+Does not know: tensors; the executor comes by name from a registry.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from octavo.base.errors import ConfigError
+from octavo.base.kvspec import KVLayout
+from octavo.config.facts import DeviceFacts, ModelFacts, read_model_facts
+from octavo.config.resolve import Resolved, resolve
+from octavo.config.schema import EngineConfig
+from octavo.engine.core import EngineCore
+from octavo.executor.api import Executor, LoadReport, ProfileReport, WorkerConfig
+from octavo.kvcache.groups import fit_report, plan_layout
+from octavo.kvcache.hashing import make_hasher
+from octavo.kvcache.manager import KVCacheManager
+from octavo.plugins.registry import Registry
+from octavo.scheduler.apply import ResultApplier
+from octavo.scheduler.limits import SchedulerLimits, builtin_constraints
+from octavo.scheduler.order import make_order
+from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.seams import ControlPart
+
+Progress = Callable[[str], None]
+
+
+def executors() -> Registry[Callable[[], Executor]]:
+    """Executors by name (EXE-2)."""
+    registry: Registry[Callable[[], Executor]] = Registry("executor")
+    registry.register("uni", "octavo.executor.uniproc:UniprocExecutor")
+    return registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupReport:
+    """What start-up found and decided; shown in the summary and sent to the front (OPS-5)."""
+
+    model: str
+    architecture: str
+    dtype: str
+    device: str
+    attention_backend: str
+    weight_bytes: int
+    kv_bytes: int
+    block_size: int
+    num_kv_blocks: int  # that requests can use
+    max_model_len: int
+    concurrency: float  # requests of max_model_len that fit at once
+    depth: int
+    seconds: Mapping[str, float]
+    notes: tuple[str, ...]
+    decisions: tuple[tuple[str, str, str, str], ...]  # field, old, new, why
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens of cache."""
+        return self.num_kv_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A core that is ready to step."""
+
+    core: EngineCore
+    report: StartupReport
+
+
+def build_core(
+    config: EngineConfig,
+    progress: Progress,
+    *,
+    sources: Mapping[str, str] | None = None,
+    parts: Sequence[ControlPart] = (),
+    executor: Executor | None = None,
+    sample_vocab_size: int | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Started:
+    """Bring an engine up. `config.model.model` is a path by now.
+
+    Raises `ConfigError` or `LoadError` in one sentence; the executor is stopped before that.
+    """
+    if config.model.model is None:
+        raise ConfigError("no model was given; name a folder, a GGUF file or a model to pull.")
+    seconds: dict[str, float] = {}
+    facts = read_model_facts(config.model.model)
+    executor = executor or executors().load("uni")()
+    try:
+        with _timed(seconds, "probe"):
+            device = executor.probe()
+        resolved = resolve(config, facts, device, sources)
+        worker = worker_config(resolved.config, facts, sample_vocab_size)
+        with _timed(seconds, "load"):
+            loaded = executor.load(worker, progress)
+        progress(f"weights: {_size(loaded.weight_bytes)} in {seconds['load']:.1f} s")
+        with _timed(seconds, "profile"):
+            profile = executor.profile()
+        layout, max_len = decide_layout(resolved.config, loaded, profile, device)
+        with _timed(seconds, "allocate"):
+            executor.allocate(layout)
+        with _timed(seconds, "warm up"):
+            executor.warm_up()
+        progress(f"KV cache: {_size(layout.total_bytes)} reserved; warm-up {seconds['warm up']:.1f} s")
+        core = _assemble(resolved.config, layout, max_len, executor, parts, clock)
+        report = _report(resolved, facts, device, loaded, layout, max_len, seconds)
+        return Started(core=core, report=report)
+    except BaseException:
+        executor.stop()
+        raise
+
+
+def worker_config(config: EngineConfig, facts: ModelFacts, sample_vocab_size: int | None = None) -> WorkerConfig:
+    """A worker's share of a resolved configuration."""
+    return WorkerConfig(
+        facts=facts,
+        dtype=config.model.dtype,
+        load_format=config.model.load_format,
+        block_size=config.cache.block_size,
+        max_model_len=_set(config.model.max_model_len),
+        max_num_seqs=_set(config.scheduler.max_num_seqs),
+        max_num_batched_tokens=_set(config.scheduler.max_num_batched_tokens),
+        num_threads=_set(config.device.num_threads),
+        device=config.device.device,
+        attention_backend=config.device.attention_backend,
+        seed=config.model.seed,
+        sample_vocab_size=sample_vocab_size,
+    )
+
+
+def _set(value: int | None) -> int:
+    assert value is not None, "config.resolve sets every value that a worker needs"
+    return value
+
+
+def decide_layout(
+    config: EngineConfig, loaded: LoadReport, profile: ProfileReport, device: DeviceFacts
+) -> tuple[KVLayout, int]:
+    """The cache's layout and the context length it is served with (REQ-17).
+
+    The context is lowered to what fits only where the user did not ask for one.
+    """
+    max_len, seqs = _set(config.model.max_model_len), _set(config.scheduler.max_num_seqs)
+    batched = _set(config.scheduler.max_num_batched_tokens)
+    cache = config.cache
+    budget = None if cache.num_kv_blocks is not None else kv_budget(config, loaded, profile, device)
+    most = _most_blocks(loaded, max_len, seqs, batched)
+    layout = plan_layout(
+        loaded.specs, budget_bytes=budget, num_blocks=cache.num_kv_blocks, most_blocks=most,
+    )  # fmt: skip
+    fit = fit_report(layout, max_model_len=max_len, max_batched_tokens=batched)
+    return layout, min(max_len, fit.longest_context)
+
+
+def _most_blocks(loaded: LoadReport, max_len: int, seqs: int, batched: int) -> int:
+    """Blocks that `max_num_seqs` requests of `max_model_len` can use: more would never be touched."""
+    kinds = set(loaded.specs)
+    return seqs * sum(spec.max_blocks(max_len, batched) for spec in kinds)
+
+
+def kv_budget(config: EngineConfig, loaded: LoadReport, profile: ProfileReport, device: DeviceFacts) -> int:
+    """Bytes for KV blocks: what was asked for, within what is left after weights and one step."""
+    cache = config.cache
+    if cache.kv_cache_memory is not None:
+        wanted = cache.kv_cache_memory
+    else:
+        share = cache.gpu_memory_utilization or 0.0
+        wanted = int(device.memory_total_bytes * share) - loaded.weight_bytes - profile.peak_activation_bytes
+    budget = min(wanted, profile.available_bytes)
+    if budget <= 0:
+        raise ConfigError(
+            f"no memory is left for the KV cache: weights take {_size(loaded.weight_bytes)} and one step "
+            f"{_size(profile.peak_activation_bytes)}; raise --gpu-memory-utilization, lower "
+            "--max-num-batched-tokens, or take a smaller model."
+        )
+    return budget
+
+
+def _assemble(
+    config: EngineConfig,
+    layout: KVLayout,
+    max_len: int,
+    executor: Executor,
+    parts: Sequence[ControlPart],
+    clock: Callable[[], float],
+) -> EngineCore:
+    sched, batched = config.scheduler, _set(config.scheduler.max_num_batched_tokens)
+    hasher = make_hasher(config.cache.prefix_hash)
+    hash_block = min(g.spec.block_size for g in layout.groups)
+    kv = KVCacheManager(
+        layout,
+        hasher_block_size=hash_block,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        watermark_blocks=ceil(sched.kv_watermark * (layout.num_blocks - 1)),
+        max_model_len=max_len,
+        max_batched_tokens=batched,
+    )
+    depth = 2 if sched.async_scheduling else 1
+    limits = SchedulerLimits(
+        max_num_seqs=_set(sched.max_num_seqs),
+        max_num_active_seqs=_set(sched.max_num_active_seqs),
+        max_num_scheduled_tokens=batched,
+        max_num_batched_tokens=batched,
+        max_model_len=max_len,
+        long_prefill_token_threshold=sched.long_prefill_token_threshold,
+    )
+    scheduler = Scheduler(
+        limits=limits,
+        kv=kv,
+        order=make_order(sched.scheduling_policy, aging_s=sched.priority_aging_s, clock=clock),
+        parts=tuple(parts),
+        constraints=builtin_constraints(limits),
+        hasher=hasher,
+        hash_block_size=hash_block,
+        num_groups=len(layout.groups),
+        clock=clock,
+    )
+    return EngineCore(scheduler, ResultApplier(scheduler), executor, depth=depth)
+
+
+def _report(
+    resolved: Resolved,
+    facts: ModelFacts,
+    device: DeviceFacts,
+    loaded: LoadReport,
+    layout: KVLayout,
+    max_len: int,
+    seconds: Mapping[str, float],
+) -> StartupReport:
+    config = resolved.config
+    batched = _set(config.scheduler.max_num_batched_tokens)
+    fit = fit_report(layout, max_model_len=max_len, max_batched_tokens=batched)
+    decisions = [(d.field, _text(d.old), _text(d.new), d.why) for d in resolved.decisions]
+    if max_len != config.model.max_model_len:
+        why = f"longest context that {_size(layout.total_bytes)} of KV cache hold"
+        decisions.append(("model.max_model_len", _text(config.model.max_model_len), _text(max_len), why))
+    return StartupReport(
+        model=facts.source,
+        architecture=facts.architecture,
+        dtype=config.model.dtype,
+        device=device.name,
+        attention_backend=loaded.attention_backend,
+        weight_bytes=loaded.weight_bytes,
+        kv_bytes=layout.total_bytes,
+        block_size=min(g.spec.block_size for g in layout.groups),
+        num_kv_blocks=layout.num_blocks - 1,
+        max_model_len=max_len,
+        concurrency=fit.concurrency,
+        depth=2 if config.scheduler.async_scheduling else 1,
+        seconds=dict(seconds),
+        notes=loaded.notes,
+        decisions=tuple(decisions),
+    )
+
+
+def _text(value: object) -> str:
+    return "not set" if value is None else str(value)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+class _timed:
+    """Writes the seconds of a block into a dict.
+
+    Owns: its start time.
+    """
+
+    def __init__(self, into: dict[str, float], name: str) -> None:
+        self._into, self._name, self._start = into, name, 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._into[self._name] = time.perf_counter() - self._start

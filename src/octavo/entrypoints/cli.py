@@ -1,0 +1,84 @@
+"""The `octavo` command: finds the command, reads its options, runs it, and ends in one sentence when it fails.
+
+Promises: help and version are instant and print to standard output alone; wrong usage exits with 2, a failure
+with 1, and the last line says what to do.
+Does not know: what commands do.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from octavo import __version__
+from octavo.base.errors import ClientError, ConfigError, OctavoError
+from octavo.config.args import Parser, given_from_flags, nearest
+from octavo.config.env import read_env
+from octavo.entrypoints.commands.arguments import COMMANDS, Call, add_arguments
+from octavo.plugins.registry import Registry
+
+EXIT_USAGE = 2
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help", "help"):
+        _print(_help())
+        return 0 if args else EXIT_USAGE
+    if args[0] in ("-V", "--version", "version"):
+        _print(f"octavo {__version__}")
+        return 0
+    if args[0] not in COMMANDS:
+        near = nearest(args[0], COMMANDS)
+        hint = f"; did you mean '{near}'?" if near else f"; commands are {', '.join(COMMANDS)}."
+        return _fail(f"unknown command '{args[0]}'{hint}", EXIT_USAGE)
+    return _run(args[0], args[1:])
+
+
+def _run(name: str, args: list[str]) -> int:
+    command, env = COMMANDS[name], read_env()
+    parser = Parser(prog=f"octavo {name}", description=command.help[0].upper() + command.help[1:] + ".")
+    add_arguments(parser, command)
+    namespace = parser.parse_args(args)
+    try:
+        call = Call(arguments=namespace, given=given_from_flags(namespace, command.sections, env), env=env)
+    except ConfigError as error:
+        return _fail(str(error), EXIT_USAGE)
+    try:
+        registry: Registry[Callable[[Call], int]] = Registry("command")
+        registry.register(name, command.run)
+        return registry.load(name)(call)
+    except (OctavoError, ClientError) as error:
+        return _fail(str(error), EXIT_FAILED, debug=env.debug)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_FAILED
+    except Exception as error:  # the edge of the program: one sentence, the stack on demand
+        text = f"unexpected {type(error).__name__}: {error}; set OCTAVO_DEBUG=1 to see where."
+        return _fail(text, EXIT_FAILED, debug=env.debug)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    lines = ["usage: octavo COMMAND [MODEL] [OPTIONS]", "", "An engine for LLM inference and serving.", "", "Commands:"]
+    lines += [f"  {name:<{width}}{command.help}" for name, command in COMMANDS.items()]
+    lines += ["", "'octavo COMMAND --help' shows a command's options; 'octavo --version' the version."]
+    return "\n".join(lines)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _fail(sentence: str, code: int, *, debug: bool = False) -> int:
+    if debug:
+        traceback.print_exc()
+    sys.stderr.write(f"octavo: {' '.join(sentence.split())}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The commands and their arguments: light enough that `--help` is instant.
+
+Promises: nothing here imports a command's own module; options come from `config.schema`.
+Does not know: what a command does.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from octavo.config.args import ENGINE_SECTIONS, SERVER_SECTIONS, Given, add_options
+from octavo.config.env import Env
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One invocation: parsed arguments, the options that were given, and the environment."""
+
+    arguments: argparse.Namespace
+    given: Given
+    env: Env
+
+
+def _nothing(_: argparse.ArgumentParser) -> None:
+    """A command without arguments of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command: its help line, where it runs, the option sections it takes, and its own arguments."""
+
+    help: str
+    run: str  # "module:function", imported when needed
+    sections: Mapping[str, type] = field(default_factory=dict)
+    extra: Callable[[argparse.ArgumentParser], None] = _nothing
+    positional_model: bool = True
+
+
+def _sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("Answer")
+    group.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest answer (default: 512)")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy; the model's default when not given")
+    group.add_argument("--top-p", type=float, metavar="P", help="nucleus; the model's default when not given")
+
+
+def _chat(parser: argparse.ArgumentParser) -> None:
+    _sampling(parser)
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--message", "-m", metavar="TEXT", help="send one message, print the answer, and leave")
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", help="text to continue; - reads standard input")
+    _sampling(parser)
+
+
+def _pull(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help="model to fetch; the embedded SmolLM2 when not given")
+
+
+def _plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="device memory to plan for, such as 16GiB; this machine's when not given"
+    )
+    parser.add_argument("--lengths", metavar="N,N,...", help="context lengths to show concurrency for")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+COMMANDS: dict[str, Command] = {
+    "serve": Command(
+        help="serve a model over an OpenAI-compatible HTTP API",
+        run="octavo.entrypoints.commands.serve:run",
+        sections=SERVER_SECTIONS,
+    ),
+    "chat": Command(
+        help="talk to a model in the terminal",
+        run="octavo.entrypoints.commands.chat:run",
+        sections=ENGINE_SECTIONS,
+        extra=_chat,
+    ),
+    "complete": Command(
+        help="continue a text",
+        run="octavo.entrypoints.commands.complete:run",
+        sections=ENGINE_SECTIONS,
+        extra=_complete,
+        positional_model=False,
+    ),
+    "pull": Command(
+        help="fetch a model into the cache folder",
+        run="octavo.entrypoints.commands.pull:run",
+        extra=_pull,
+        positional_model=False,
+    ),
+    "plan": Command(
+        help="show weights, KV cache and concurrency of a model without reading its weights",
+        run="octavo.entrypoints.commands.plan:run",
+        sections=ENGINE_SECTIONS,
+        extra=_plan,
+    ),
+    "explain-config": Command(
+        help="show every setting with its source and reason",
+        run="octavo.entrypoints.commands.explain_config:run",
+        sections=SERVER_SECTIONS,
+    ),
+    "collect-env": Command(
+        help="print what a bug report needs to know of this machine",
+        run="octavo.entrypoints.commands.collect_env:run",
+        positional_model=False,
+    ),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: Command) -> None:
+    """Everything a command takes."""
+    command.extra(parser)
+    if command.sections:
+        add_options(parser, command.sections, positional_model=command.positional_model)

@@ -1,0 +1,41 @@
+"""`octavo complete`: continue a text and print what comes.
+
+Promises: only the continuation goes to standard output.
+Does not know: chat templates.
+"""
+
+import asyncio
+import contextlib
+import sys
+
+from octavo.base.params import SamplingParams
+from octavo.base.types import UsageContext
+from octavo.entrypoints.commands.arguments import Call
+from octavo.entrypoints.commands.chat import sampling
+from octavo.entrypoints.commands.console import progress
+from octavo.serving.front import Front
+from octavo.serving.startup import open_online
+
+
+def run(call: Call) -> int:
+    """Print the continuation as it is made."""
+    prompt = sys.stdin.read() if call.arguments.prompt == "-" else call.arguments.prompt
+    online = open_online(call.given, progress(), call.env, usage=UsageContext.COMMAND_LINE)
+    try:
+        asyncio.run(_complete(online.front, prompt, sampling(call.arguments, online.front)))
+        return 0
+    finally:
+        online.close()
+
+
+async def _complete(front: Front, prompt: str, params: SamplingParams) -> None:
+    await front.engine.start()
+    try:
+        stream = front.engine.generate(await front.renderer.atext(prompt), params)
+        async with contextlib.aclosing(stream) as outputs:
+            async for output in outputs:
+                sys.stdout.write(output.outputs[0].text)
+                sys.stdout.flush()
+        sys.stdout.write("\n")
+    finally:
+        await front.engine.stop()

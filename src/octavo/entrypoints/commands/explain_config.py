@@ -1,0 +1,44 @@
+"""`octavo explain-config`: every setting with its value, its source and the reason.
+
+Promises: what is printed is what a start with the same options would use, up to what only a loaded model tells.
+Does not know: rules (see `config.resolve`).
+"""
+
+import dataclasses
+import sys
+
+from octavo.config.args import SERVER_SECTIONS, engine_config, options, server_config
+from octavo.config.facts import read_model_facts
+from octavo.config.pull import DEFAULT_MODEL, find_model
+from octavo.config.resolve import resolve
+from octavo.engine.startup import executors
+from octavo.entrypoints.commands.arguments import Call
+from octavo.entrypoints.commands.console import progress
+
+
+def run(call: Call) -> int:
+    """Print one line a setting: name, value, where it comes from, and why."""
+    config = engine_config(call.given)
+    path = find_model(config.model.model or DEFAULT_MODEL, call.env.cache_dir, progress())
+    executor = executors().load("uni")()
+    try:
+        device = executor.probe()
+    finally:
+        executor.stop()
+    resolved = resolve(config, read_model_facts(path), device, call.given.sources)
+    reasons = {d.field.split(".")[1]: d.why for d in resolved.decisions}
+    values = {"server": server_config(call.given)} | {
+        name: getattr(resolved.config, name) for name in ("model", "cache", "scheduler", "device")
+    }
+    rows = [("setting", "value", "source", "reason")]
+    for name, option in options(SERVER_SECTIONS).items():
+        value = dataclasses.asdict(values[option.section])[name]
+        if name == "api_key" and value:
+            value = "(hidden)"
+        source = "decided" if name in reasons else call.given.sources.get(name, "default")
+        rows.append((option.flag, "not set" if value is None else str(value), source, reasons.get(name, "")))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    for row in rows:
+        line = "  ".join(f"{cell:<{w}}" for cell, w in zip(row[:3], widths, strict=True)) + "  " + row[3]
+        sys.stdout.write(line.rstrip() + "\n")
+    return 0

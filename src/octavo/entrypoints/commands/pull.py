@@ -1,0 +1,18 @@
+"""`octavo pull`: fetch a model into the cache folder and say where it is.
+
+Promises: the path is the only line on standard output.
+Does not know: how models are fetched (see `config.pull`).
+"""
+
+import sys
+
+from octavo.config.pull import DEFAULT_MODEL, find_model
+from octavo.entrypoints.commands.arguments import Call
+from octavo.entrypoints.commands.console import progress
+
+
+def run(call: Call) -> int:
+    """Fetch and print the path."""
+    path = find_model(call.arguments.name or DEFAULT_MODEL, call.env.cache_dir, progress())
+    sys.stdout.write(f"{path}\n")
+    return 0

@@ -1,0 +1,118 @@
+"""`octavo serve`: bind the port, start the engine, serve until told to stop.
+
+Promises: a port in use is said before anything slow; SIGTERM and Ctrl-C drain running requests within the limit and
+exit with 0; a dead engine ends the server with 1.
+Does not know: routes (see `entrypoints.http.app`).
+"""
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+from octavo.entrypoints.http.app import create_app
+from octavo.observe.log import configure_logging
+
+from octavo.base.errors import ConfigError
+from octavo.config.args import server_config
+from octavo.config.schema import ServerConfig
+from octavo.entrypoints.commands.arguments import Call
+from octavo.entrypoints.commands.console import progress, summary
+from octavo.serving.startup import OnlineFront, open_online
+
+WATCH_S = 0.25
+
+
+def run(call: Call) -> int:
+    """Serve until a signal or the engine's death."""
+    server = server_config(call.given)
+    configure_logging(server.log_level)
+    show = progress()
+    with contextlib.closing(bind(server.host, server.port)) as listener:
+        online = open_online(call.given, show, call.env)
+        try:
+            for line in summary(online.report):
+                show(line)
+            return asyncio.run(_serve(online, server, listener))
+        finally:
+            online.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The listening address, held from before the model is loaded."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OverflowError:
+        raise ConfigError(f"--port must be in 0..65535, got {port}.") from None
+    except socket.gaierror:
+        raise ConfigError(f"--host {host} is not an address of this machine.") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} on {host} is in use; stop what uses it or choose another --port.") from None
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}.") from None
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: a clean stop exits with 0.
+
+    Owns: what uvicorn owns.
+    """
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(online: OnlineFront, server: ServerConfig, listener: socket.socket) -> int:
+    app = create_app(online.front, server)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=not server.disable_access_log,
+        log_level=server.log_level,
+        timeout_graceful_shutdown=max(1, int(server.drain_timeout_s)),
+        loop="none",
+    )
+    http = _Server(config)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _stop, http, stopping)
+    await online.front.engine.start()
+    watch = asyncio.create_task(_watch(online, http))
+    host, port = listener.getsockname()[:2]
+    sys.stderr.write(f"octavo: ready at http://{host}:{port}/v1 (model {online.front.info.served_names[0]})\n")
+    try:
+        await http.serve(sockets=[listener])
+    finally:
+        watch.cancel()
+        died = not online.front.engine.alive() and not stopping.is_set()
+        await online.front.engine.stop()
+    if died:
+        sys.stderr.write("octavo: the engine died; the server has ended. See the lines above and start it again.\n")
+        return 1
+    return 0
+
+
+def _stop(http: uvicorn.Server, stopping: asyncio.Event) -> None:
+    """First signal: stop admission and drain; second: leave at once."""
+    if stopping.is_set():
+        http.force_exit = True
+    stopping.set()
+    http.should_exit = True
+
+
+async def _watch(online: OnlineFront, http: uvicorn.Server) -> None:
+    """End the server soon after the engine's death; open streams have got their error by then."""
+    while online.front.engine.alive():
+        await asyncio.sleep(WATCH_S)
+    await asyncio.sleep(2 * WATCH_S)
+    http.should_exit = True

@@ -1,0 +1,208 @@
+"""Front composition root: options -> model on disk -> tokenizer, renderer, limits -> engine, embedded or in a process.
+
+Promises: what can fail fast fails before the engine starts; everything a door needs comes back in one bundle;
+`close()` frees it all.
+Does not know: which door asked.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.base.errors import ConfigError
+from octavo.base.types import UsageContext
+from octavo.config.args import ENGINE_SECTIONS, Given, engine_config, given_from_keywords
+from octavo.config.env import Env, read_env
+from octavo.config.facts import ModelFacts, read_generation_defaults, read_model_facts
+from octavo.config.pull import DEFAULT_MODEL, find_model
+from octavo.config.schema import EngineConfig
+from octavo.engine.client import EngineClient, InprocClient
+from octavo.engine.process import SocketClient
+from octavo.engine.startup import StartupReport, build_core
+from octavo.inputs.chat import load_chat_template
+from octavo.inputs.limits import Limits
+from octavo.inputs.renderer import Renderer
+from octavo.inputs.tokenizer import Tokenizer, load_tokenizer
+from octavo.observe.stats import StatsBook
+from octavo.serving.async_engine import AsyncEngine
+from octavo.serving.front import EngineInfo, Front
+from octavo.serving.sync_engine import SyncEngine
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What is known before the engine starts: the model on disk and everything about text."""
+
+    config: EngineConfig  # with the model's path
+    sources: Mapping[str, str]
+    name: str
+    facts: ModelFacts
+    tokenizer: Tokenizer
+    renderer: Renderer
+    eos_token_ids: tuple[int, ...]
+    default_sampling: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineFront:
+    """What the `LLM` class is given."""
+
+    engine: SyncEngine
+    renderer: Renderer
+    limits: Limits
+    info: EngineInfo
+    report: StartupReport
+    client: EngineClient
+
+    def close(self) -> None:
+        """Stop the engine and free everything; may be called twice."""
+        self.engine.close()
+        self.renderer.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlineFront:
+    """What the server is given: the bundle for the routes, and what start-up found."""
+
+    front: Front
+    report: StartupReport
+    client: EngineClient
+
+    def close(self) -> None:
+        """Stop the engine and free everything; may be called twice."""
+        self.client.close()
+        self.front.renderer.close()
+
+
+def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
+    """Find (or pull) the model and load what concerns text; nothing here is slow but a pull."""
+    config = engine_config(given)
+    name = config.model.model or DEFAULT_MODEL
+    path = find_model(name, env.cache_dir, progress)
+    facts = read_model_facts(path)
+    tokenizer = load_tokenizer(str(path))
+    template = load_chat_template(str(path), _template_text(config.model.chat_template))
+    eos, defaults = _generation_defaults(config.model.generation_config, str(path), facts, tokenizer)
+    config = _replace_model(config, str(path))
+    return Prepared(
+        config=config,
+        sources=given.sources,
+        name=name,
+        facts=facts,
+        tokenizer=tokenizer,
+        renderer=Renderer(tokenizer, template),
+        eos_token_ids=eos,
+        default_sampling=defaults,
+    )
+
+
+def _template_text(option: str | None) -> str | None:
+    """The option is a file's name or the template itself."""
+    if option is None or "{" in option:
+        return option
+    try:
+        return Path(option).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--chat-template {option} cannot be read: {error.strerror}; give a file or the template's text."
+        ) from None
+
+
+def _generation_defaults(
+    option: str, path: str, facts: ModelFacts, tokenizer: Tokenizer
+) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+    """EOS ids from every place a model states them, and the author's sampling defaults (INP-22)."""
+    folder = path if option in ("auto", "neutral") else option
+    eos, defaults = read_generation_defaults(folder)
+    ids = dict.fromkeys((*eos, *facts.eos_token_ids))
+    if tokenizer.eos_token_id is not None:
+        ids[tokenizer.eos_token_id] = None
+    return tuple(ids), {} if option == "neutral" else defaults
+
+
+def _replace_model(config: EngineConfig, path: str) -> EngineConfig:
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, model=path))
+
+
+def start_client(
+    prepared: Prepared, progress: Progress, *, env: Env, separate: bool
+) -> tuple[EngineClient, StartupReport]:
+    """Start the engine, in a process of its own or in this one."""
+    vocab = prepared.tokenizer.vocab_size
+    if separate:
+        client = SocketClient(
+            prepared.config, progress, sources=prepared.sources, sample_vocab_size=vocab, debug=env.debug
+        )
+        return client, client.wait_ready()
+    started = build_core(prepared.config, progress, sources=prepared.sources, sample_vocab_size=vocab)
+    return InprocClient(started.core), started.report
+
+
+def _info(prepared: Prepared, report: StartupReport, usage: UsageContext) -> EngineInfo:
+    config = prepared.config
+    return EngineInfo(
+        model=prepared.name,
+        served_names=config.model.served_model_name or (prepared.name,),
+        max_model_len=report.max_model_len,
+        vocab_size=prepared.tokenizer.vocab_size,
+        eos_token_ids=prepared.eos_token_ids,
+        block_size=report.block_size,
+        num_kv_blocks=report.num_kv_blocks,
+        default_sampling=prepared.default_sampling,
+        created_s=int(time.time()),
+        engine_seed=config.model.seed,
+        usage=usage,
+        max_waiting_requests=config.scheduler.max_waiting_requests,
+    )
+
+
+def _limits(prepared: Prepared, report: StartupReport) -> Limits:
+    return Limits(
+        max_model_len=report.max_model_len, vocab_size=prepared.tokenizer.vocab_size, tokenizer=prepared.tokenizer
+    )
+
+
+def open_offline(options: Mapping[str, Any], progress: Progress | None = None, env: Env | None = None) -> OfflineFront:
+    """An engine for Python, in this process. `options` are keywords by the schema's names."""
+    env = env or read_env()
+    progress = progress or _quiet
+    prepared = prepare(given_from_keywords(options, ENGINE_SECTIONS, env), env, progress)
+    client, report = start_client(prepared, progress, env=env, separate=False)
+    info = _info(prepared, report, UsageContext.LLM_CLASS)
+    limits = _limits(prepared, report)
+    return OfflineFront(
+        engine=SyncEngine(client, prepared.tokenizer, limits, info),
+        renderer=prepared.renderer,
+        limits=limits,
+        info=info,
+        report=report,
+        client=client,
+    )
+
+
+def open_online(
+    given: Given, progress: Progress, env: Env, usage: UsageContext = UsageContext.API_SERVER
+) -> OnlineFront:
+    """An engine for asynchronous doors, in a process of its own unless `--no-multiprocessing`."""
+    prepared = prepare(given, env, progress)
+    client, report = start_client(prepared, progress, env=env, separate=prepared.config.device.multiprocessing)
+    info = _info(prepared, report, usage)
+    limits = _limits(prepared, report)
+    stats = StatsBook()
+    front = Front(
+        engine=AsyncEngine(client, prepared.tokenizer, limits, info, stats=stats),
+        renderer=prepared.renderer,
+        limits=limits,
+        stats=stats,
+        info=info,
+    )
+    return OnlineFront(front=front, report=report, client=client)
+
+
+def _quiet(_: str) -> None:
+    """Progress that nobody reads."""
