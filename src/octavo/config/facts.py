@@ -1,68 +1,64 @@
 """Facts about a model and a device, read once and passed as values.
 
-Promises: `ModelFacts` says everything the engine needs to know of a model without its weights.
+Promises: `read_model_facts` says everything the engine needs to know of a model without its weights, or raises
+`LoadError` in one sentence; the values are frozen.
 Does not know: intent (what the user wants) or decisions (what was chosen).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from octavo.base.errors import LoadError
+from octavo.base.gguf import is_gguf
+from octavo.config.facts_base import DeviceFacts, ModelFacts, RopeFacts
+from octavo.config.facts_gguf import gguf_facts, gguf_generation_defaults
+from octavo.config.facts_hf import hf_facts, hf_generation_defaults
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeFacts:
-    """Rotary embedding of a model. `scaling` holds the checkpoint's own keys for its `kind`."""
-
-    theta: float = 10000.0
-    kind: str = "default"  # default, linear, dynamic, llama3, yarn, ...
-    partial: float = 1.0  # share of the head that is rotated
-    scaling: Mapping[str, Any] = field(default_factory=dict)
+__all__ = ["DeviceFacts", "ModelFacts", "RopeFacts", "model_place", "read_generation_defaults", "read_model_facts"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """What a checkpoint says about itself, from `config.json` or GGUF metadata.
+def read_model_facts(path: str | Path) -> ModelFacts:
+    """Facts of a Hugging Face folder (config.json) or a GGUF file, given itself or alone in its folder.
 
-    `layer_windows[i]` is layer i's sliding window in tokens, None for full attention.
-    `raw` is the source's own mapping, for architectures that need more.
+    Raises `LoadError` when there is no model, or it is damaged or of a kind that cannot be read.
     """
-
-    source: str  # folder or file
-    format: str  # "hf" or "gguf"
-    architecture: str  # as in Hugging Face's `architectures`: LlamaForCausalLM, ...
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position: int  # tokens
-    dtype: str  # the checkpoint's, without "torch."
-    activation: str = "silu"
-    norm_eps: float = 1e-6
-    rope: RopeFacts = RopeFacts()
-    layer_windows: tuple[int | None, ...] = ()
-    tie_embeddings: bool = False
-    attention_bias: bool = False
-    attention_out_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-    quantization: Mapping[str, Any] | None = None
-    raw: Mapping[str, Any] = field(default_factory=dict)
+    place = model_place(path)
+    return hf_facts(place) if place.is_dir() else gguf_facts(place)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFacts:
-    """What a device is and has; made by `platforms`, used by everybody."""
+def read_generation_defaults(path: str | Path) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+    """EOS ids and default sampling parameters, by `SamplingParams`' names, that a model's author set (INP-22).
 
-    kind: str  # "cpu", "cuda"
-    name: str
-    memory_total_bytes: int
-    memory_available_bytes: int  # to this process, cgroup limits respected
-    num_cores: int  # that this process may use
-    capability: tuple[str, ...] = ()  # instruction sets or compute capability, e.g. "avx512_bf16"
-    count: int = 1
+    `path` is a model as for `read_model_facts`, or a folder with a generation_config.json alone. Both parts are
+    empty when the author said nothing. Raises `LoadError` for a damaged file.
+    """
+    folder = Path(path)
+    if folder.is_dir() and ((folder / "generation_config.json").exists() or not _ggufs(folder)):
+        return hf_generation_defaults(folder)
+    return gguf_generation_defaults(model_place(path))
+
+
+def model_place(path: str | Path) -> Path:
+    """The folder with config.json, or the GGUF file, that `path` means."""
+    place = Path(path)
+    if not place.exists():
+        raise LoadError(f"{place} does not exist; give a model folder, a GGUF file, or a name that was pulled")
+    if place.is_file():
+        if place.name.endswith(".gguf") or is_gguf(place):
+            return place
+        raise LoadError(f"{place} is not a GGUF file; give a GGUF file, or the folder that holds config.json")
+    if (place / "config.json").exists():
+        return place
+    found = _ggufs(place)
+    if not found:
+        raise LoadError(f"{place} holds neither config.json nor a GGUF file: not a model (an interrupted download?)")
+    if len(found) > 1:
+        names = ", ".join(f.name for f in found[:5])
+        raise LoadError(f"{place} holds {len(found)} GGUF files ({names}); give the path of one of them")
+    return found[0]
+
+
+def _ggufs(folder: Path) -> list[Path]:
+    """GGUF models in a folder; of a split one, the first file."""
+    return sorted(f for f in folder.glob("*.gguf") if "-of-" not in f.name or "-00001-of-" in f.name)

@@ -1,0 +1,223 @@
+"""Facts from a Hugging Face folder's own JSON files.
+
+Promises: the meaning of every key is that of the model's reference code, defaults included, in the layouts of
+transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`).
+Does not know: which architectures can be run (see `models.registry`), or weights.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from octavo.base.errors import LoadError
+from octavo.config.facts_base import ModelFacts, RopeFacts
+
+# What the reference configurations assume for a key that config.json leaves out.
+_COMMON_DEFAULTS: Final[Mapping[str, Any]] = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
+_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
+    "qwen2": {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28},
+    "qwen3": {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28, "head_dim": 128},
+}
+_WINDOW_SWITCHED: Final = frozenset({"qwen2", "qwen3"})  # sliding_window counts only with use_sliding_window
+_WINDOW_IGNORED: Final = frozenset({"llama"})  # the reference code does not look at sliding_window
+_QKV_BIAS_ALWAYS: Final = frozenset({"qwen2"})
+_QK_NORM: Final = frozenset({"qwen3"})
+_SCALED_LENGTH: Final = frozenset({"linear", "dynamic", "yarn"})  # kinds whose factor stretches the context
+_TRAINED_LENGTH: Final = frozenset({"dynamic", "yarn", "longrope", "llama3"})  # kinds that need the length before
+_SAMPLING: Final[Mapping[str, type]] = {
+    "temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float,
+}  # fmt: skip
+
+
+def hf_facts(folder: Path) -> ModelFacts:
+    """Facts of the folder; raises `LoadError` naming the key that is missing or wrong."""
+    raw = read_json(folder / "config.json")
+    architectures = raw.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise LoadError(f"{folder / 'config.json'} names no architecture; it needs 'architectures': [\"...\"]")
+    model_type = str(raw.get("model_type", ""))
+    keys = _Keys(folder / "config.json", {**_COMMON_DEFAULTS, **_DEFAULTS.get(model_type, {}), **raw})
+    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+    num_layers = keys.count("num_hidden_layers")
+    if keys.values.get("head_dim") is None and hidden % heads:
+        raise LoadError(f"{keys.file}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+    rope = _rope(keys)
+    bias = keys.flag("attention_bias")
+    return ModelFacts(
+        source=str(folder),
+        format="hf",
+        architecture=architectures[0],
+        model_type=model_type,
+        vocab_size=keys.count("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=keys.count("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=heads,
+        num_kv_heads=keys.count("num_key_value_heads", heads),
+        head_dim=keys.count("head_dim", hidden // heads),
+        max_position=_max_position(keys, rope),
+        dtype=_dtype(raw, folder),
+        activation=str(raw.get("hidden_act") or raw.get("hidden_activation") or "silu"),
+        norm_eps=keys.number("rms_norm_eps"),
+        rope=rope,
+        layer_windows=_windows(keys, model_type, num_layers),
+        tie_embeddings=keys.flag("tie_word_embeddings"),
+        attention_bias=bias or model_type in _QKV_BIAS_ALWAYS,
+        attention_out_bias=bias and model_type not in _QKV_BIAS_ALWAYS,
+        mlp_bias=keys.flag("mlp_bias"),
+        qk_norm=model_type in _QK_NORM,
+        bos_token_id=next(iter(token_ids(raw.get("bos_token_id"))), None),
+        eos_token_ids=token_ids(raw.get("eos_token_id")),
+        quantization=raw.get("quantization_config") or raw.get("compression_config"),
+        raw=raw,
+    )
+
+
+def hf_generation_defaults(folder: Path) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+    """EOS ids and sampling defaults of generation_config.json; empty without that file."""
+    file = folder / "generation_config.json"
+    if not file.exists():
+        return (), {}
+    raw = read_json(file)
+    sampling: dict[str, Any] = {}
+    if raw.get("do_sample") is not False:  # an explicit False makes the reference code ignore these
+        for name, kind in _SAMPLING.items():
+            value = raw.get(name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                sampling[name] = kind(value)
+    if isinstance(limit := raw.get("max_new_tokens"), int) and limit > 0:
+        sampling["max_tokens"] = limit
+    return token_ids(raw.get("eos_token_id")), sampling
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file, or `LoadError`."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LoadError(f"{file} does not exist") from None
+    except OSError as err:
+        raise LoadError(f"{file} cannot be read: {err.strerror}") from None
+    except ValueError as err:
+        raise LoadError(f"{file} is not valid JSON (an interrupted download?): {err}") from None
+    if not isinstance(value, dict):
+        raise LoadError(f"{file} must hold a JSON object")
+    return value
+
+
+def token_ids(value: object) -> tuple[int, ...]:
+    """Ids from a number, a list of numbers or nothing."""
+    many: Sequence[object] = value if isinstance(value, list) else [value]
+    return tuple(v for v in many if isinstance(v, int) and not isinstance(v, bool))
+
+
+class _Keys:
+    """Checked access to config.json's keys. A key that is null counts as missing."""
+
+    def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
+        self.file = file
+        self.values = values
+
+    def count(self, name: str, default: int | None = None) -> int:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise LoadError(f"{self.file} lacks {name!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise LoadError(f"{self.file}: {name} must be a positive whole number, got {value!r}")
+        return value
+
+    def number(self, name: str) -> float:
+        value = self.values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise LoadError(f"{self.file}: {name} must be a number, got {value!r}")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        return bool(self.values.get(name))
+
+
+def _rope(keys: _Keys) -> RopeFacts:
+    given = keys.values.get("rope_parameters") or keys.values.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise LoadError(f"{keys.file}: rope_parameters must be an object, got {given!r}")
+    nested = [v for v in given.values() if isinstance(v, Mapping)]
+    if nested:  # one entry for each kind of layer
+        if any(v != nested[0] for v in nested):
+            raise LoadError(f"{keys.file} has different rotary parameters by layer, which is not supported")
+        given = nested[0]
+    scaling = dict(given)
+    kind = str(scaling.pop("rope_type", None) or scaling.pop("type", None) or "default")
+    scaling.pop("type", None)
+    kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)
+    theta = _first(scaling.pop("rope_theta", None), keys.values.get("rope_theta"), 10000.0)
+    partial = _first(scaling.pop("partial_rotary_factor", None), keys.values.get("partial_rotary_factor"), 1.0)
+    if kind in _TRAINED_LENGTH:
+        outside = keys.values.get("original_max_position_embeddings")  # wins where it is there (Phi 3)
+        inside = scaling.get("original_max_position_embeddings")
+        scaling["original_max_position_embeddings"] = _first(outside, inside, keys.count("max_position_embeddings"))
+    try:
+        return RopeFacts(theta=float(theta), kind=kind, partial=float(partial), scaling=scaling)
+    except (TypeError, ValueError):
+        raise LoadError(f"{keys.file}: rope_theta and partial_rotary_factor must be numbers") from None
+
+
+def _first(*values: Any) -> Any:
+    return next(v for v in values if v is not None)
+
+
+def _max_position(keys: _Keys, rope: RopeFacts) -> int:
+    """The declared length, or what the rotary scaling stretches the trained length to."""
+    declared, factor = keys.count("max_position_embeddings"), rope.scaling.get("factor")
+    if rope.kind not in _SCALED_LENGTH or not isinstance(factor, int | float):
+        return declared
+    return max(declared, int(rope.scaling.get("original_max_position_embeddings", declared) * factor))
+
+
+def _windows(keys: _Keys, model_type: str, num_layers: int) -> tuple[int | None, ...]:
+    values, window = keys.values, keys.values.get("sliding_window")
+    off = model_type in _WINDOW_IGNORED or (model_type in _WINDOW_SWITCHED and not values.get("use_sliding_window"))
+    if off or window is None or values.get("use_sliding_window") is False:
+        return (None,) * num_layers
+    window = keys.count("sliding_window")
+    kinds = values.get("layer_types")
+    if kinds is None:
+        first = (
+            keys.count("max_window_layers") if values.get("max_window_layers") and model_type in _WINDOW_SWITCHED else 0
+        )
+        return tuple(window if i >= first else None for i in range(num_layers))
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise LoadError(f"{keys.file}: layer_types must list {num_layers} layers, as num_hidden_layers says")
+    known = {"sliding_attention": window, "full_attention": None}
+    for kind in kinds:
+        if kind not in known:
+            raise LoadError(f"{keys.file}: layers of type {kind!r} are not supported; known are {', '.join(known)}")
+    return tuple(known[kind] for kind in kinds)
+
+
+def _dtype(raw: Mapping[str, Any], folder: Path) -> str:
+    named = raw.get("dtype") or raw.get("torch_dtype")
+    if isinstance(named, str):
+        return named.removeprefix("torch.")
+    return _stored_dtype(folder) or "float32"
+
+
+_SAFETENSORS_DTYPES: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def _stored_dtype(folder: Path) -> str | None:
+    """The type of the first float tensor in the weights, from a safetensors header; None when there is none."""
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with file.open("rb") as handle:
+                size = int.from_bytes(handle.read(8), "little")
+                header = json.loads(handle.read(min(size, 100 << 20)))
+            kinds = [entry["dtype"] for name, entry in header.items() if name != "__metadata__"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # the loader says what is wrong with it
+        for kind in kinds:
+            if kind in _SAFETENSORS_DTYPES:
+                return _SAFETENSORS_DTYPES[kind]
+    return None
