@@ -1,0 +1,101 @@
+"""The definition of every operator, in plain torch.
+
+Promises: any device, any float type, any strides; the same formulas and roundings as Hugging Face's modules,
+so that logits agree. Every faster version is tested against these.
+Does not know: which implementation is chosen (see `ops.registry`).
+"""
+
+import torch
+import torch.nn.functional as F
+
+
+class DenseMultiply:
+    """`x @ weight.T + bias` over the weight as it is stored.
+
+    Owns: nothing; it holds the caller's tensors.
+    """
+
+    packed = False
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+
+def linear(weight: torch.Tensor, bias: torch.Tensor | None) -> DenseMultiply:
+    """The function that multiplies [T, in] by `weight` [out, in] and adds `bias` [out]: [T, out]."""
+    return DenseMultiply(weight, bias)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Root-mean-square norm over the last dimension, computed in float32 (Zhang and Sennrich, 2019).
+
+    x [..., N], weight [N]; the normed value is rounded to x's type before it is scaled, as Llama's is.
+    """
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`residual + x` and its norm: returns (normed, sum). May overwrite `x` and `residual`."""
+    total = residual + x
+    return rms_norm(total, weight, eps), total
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    """SwiGLU's gate: [..., 2N] -> silu(first half) * second half, [..., N] (Shazeer, 2020)."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def gelu_mul(x: torch.Tensor) -> torch.Tensor:
+    """[..., 2N] -> gelu(first half) * second half, [..., N]; the exact gelu."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate) * up
+
+
+def gelu_tanh_mul(x: torch.Tensor) -> torch.Tensor:
+    """[..., 2N] -> gelu(first half) * second half, [..., N]; gelu's tanh form."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def rotary(query: torch.Tensor, key: torch.Tensor, cos_sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate query [T, H, D] and key [T, G, D] (Su et al., RoFormer, 2021; half-split pairs).
+
+    `cos_sin` [T, R] holds each token's cos in its first R/2 columns and sin in the rest; the first R features of
+    each head are rotated, feature i with feature i + R/2. May overwrite `query` and `key`.
+    """
+    cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
+    return _rotate(query, cos, sin), _rotate(key, cos, sin)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    parts = [first * cos - second * sin, second * cos + first * sin]
+    return torch.cat([*parts, rest] if rest.shape[-1] else parts, dim=-1)
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Store key and value [T, G, D] at their token slots [T] of the caches [blocks, G, block size, D].
+
+    A padding slot (-1) is written to the null block 0, whose content nobody reads.
+    """
+    size = key_cache.shape[2]
+    slots = slots.clamp(min=0)
+    blocks, offsets = slots // size, slots % size
+    key_cache[blocks, :, offsets] = key.to(key_cache.dtype)
+    value_cache[blocks, :, offsets] = value.to(value_cache.dtype)
