@@ -1,0 +1,1 @@
+"""Choose tokens from logits exactly as the parameters say."""

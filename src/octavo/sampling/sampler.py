@@ -1,0 +1,153 @@
+"""Logits in, one token a row out, exactly as the parameters say.
+
+Promises: the stations run in the order of OUT-2; a row's token depends on that row alone; a row that cannot
+be sampled becomes a `RowError` and the others go on; ids from `vocab_limit` on are never chosen.
+Does not know: requests, plans, or how logits were made.
+
+    1 raw log-probabilities are set aside   5 greedy result          9 draw
+    2 float32                               6 temperature           10 per row: greedy or drawn
+    3 masks (grammar)                       7 min-p                 11 log-probabilities are gathered
+    4 allowed, bad words, min tokens,       8 top-k, top-p
+      bias, penalties, processors
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from octavo.base.step import LogprobArrays, RowError
+from octavo.sampling import draw, penalties, truncation
+from octavo.sampling.logprobs import score_rows
+from octavo.sampling.state import SamplingMetadata, SamplingRows
+
+Mask = Callable[[Tensor], None]  # station 3: forbids tokens of float32 logits [N, V] in place
+
+NOT_FINITE = "the model gave logits that are NaN or infinite for this request"
+NOTHING_LEFT = (
+    "no token is left to choose from: allowed_token_ids, bad_words, min_tokens or the grammar forbid every one"
+)
+
+
+class LogitsProcessor(Protocol):
+    """A custom station (OUT-5). With `keeps_argmax` it runs at station 7, on scaled logits of drawn rows only."""
+
+    keeps_argmax: bool
+
+    def enter(self, slot: int, request_id: str) -> None:
+        """A request takes `slot`."""
+
+    def leave(self, slot: int) -> None:
+        """The slot's request is gone."""
+
+    def apply(self, logits: Tensor, rows: SamplingRows, index: npt.NDArray[np.int64]) -> None:
+        """Change float32 logits [n, V] in place; line j belongs to row `index[j]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTokens:
+    """What the sampler chose. Rows named in `errors` have no valid token and no valid log-probabilities."""
+
+    tokens: Tensor  # [N] int64
+    logprobs: LogprobArrays | None = None
+    errors: tuple[RowError, ...] = ()
+
+
+class Sampler:
+    """Chooses tokens. Keeps nothing of a batch (OUT-1).
+
+    Owns: nothing.
+    """
+
+    def __init__(self, *, vocab_limit: int, processors: Sequence[LogitsProcessor] = ()) -> None:
+        self._vocab_limit = vocab_limit
+        self._before = tuple(p for p in processors if not p.keeps_argmax)
+        self._after = tuple(p for p in processors if p.keeps_argmax)
+
+    def sample(self, logits: Tensor, rows: SamplingRows, masks: Sequence[Mask] = ()) -> SampledTokens:
+        """Choose one token for each row of `logits` [N, V], which may be overwritten."""
+        if logits.shape[0] == 0:
+            return SampledTokens(tokens=torch.zeros(0, dtype=torch.int64, device=logits.device))
+        meta = rows.metadata
+        raw = self._set_aside(logits, meta)
+        x = logits[:, : self._vocab_limit].float()
+        for mask in masks:
+            mask(x)
+        if not meta.plain or self._before:
+            self._edit(x, rows)
+        tokens, peaks = _peaks(x)
+        errors, failed = _failures(peaks)
+        if failed.size:
+            x[torch.from_numpy(failed).to(x.device)] = 0.0  # a harmless row, so that the stations below hold
+            peaks[torch.from_numpy(failed).to(x.device)] = 0.0
+        if meta.drawn.size:
+            self._draw(x, peaks, rows, tokens)
+        scores = None
+        if raw is not None:
+            scores = score_rows(raw, meta.scored, tokens, meta.params["logprobs"], self._vocab_limit)
+        return SampledTokens(tokens=tokens, logprobs=scores, errors=errors)
+
+    def _set_aside(self, logits: Tensor, meta: SamplingMetadata) -> Tensor | None:
+        """Station 1. A copy of the rows that want log-probabilities, since later stations overwrite."""
+        if not meta.scored.size:
+            return None
+        return logits[torch.from_numpy(meta.scored).to(logits.device)]
+
+    def _edit(self, x: Tensor, rows: SamplingRows) -> None:
+        """Station 4."""
+        meta, positions = rows.metadata, rows.positions
+        for row, ids in meta.allowed:
+            penalties.allow_only(x, row, ids)
+        banned = [(row, t) for row, words in meta.bad_words for t in penalties.forbidden_ends(words, rows.known(row))]
+        banned += [(row, t) for row, least, ids in meta.ends if positions[row] < least for t in ids.tolist()]
+        if banned:
+            pairs = np.asarray(banned, dtype=np.int64)
+            penalties.mask_tokens(x, pairs[:, 0].copy(), pairs[:, 1].copy())
+        if meta.bias_rows.size:
+            penalties.add_bias(x, meta.bias_rows, meta.bias_ids, meta.bias_values)
+        if meta.counts:
+            at, p = meta.penalized, meta.params[meta.penalized]
+            for row, counts in zip(at.tolist(), meta.counts, strict=True):
+                counts.update(rows.known(row), int(meta.params["num_prompt"][row]))
+            penalties.penalize(x, at, meta.counts, p["repetition"], p["frequency"], p["presence"])
+        for processor in self._before:
+            processor.apply(x, rows, np.arange(x.shape[0]))
+
+    def _draw(self, x: Tensor, peaks: Tensor, rows: SamplingRows, tokens: Tensor) -> None:
+        """Stations 6 to 10: overwrite `tokens` of the rows that are not greedy."""
+        drawn = rows.metadata.drawn
+        p = rows.metadata.params[drawn]
+        index = torch.from_numpy(drawn).to(x.device)
+        if len(drawn) < x.shape[0]:
+            x, peaks = x.index_select(0, index), peaks.index_select(0, index)
+        z = truncation.scaled(x, peaks, torch.from_numpy(p["temperature"].copy()).to(x.device))
+        for processor in self._after:
+            processor.apply(z, rows, drawn)
+        uniform = torch.from_numpy(draw.uniforms(p["seed"], p["sample_index"], rows.positions[drawn])).to(x.device)
+        for part in truncation.candidates(z, p["top_k"], p["top_p"], p["min_p"]):
+            mine = torch.from_numpy(part.rows).to(x.device)
+            column = draw.invert(part.weights, uniform[mine])
+            chosen = column if part.ids is None else part.ids.gather(1, column.unsqueeze(1)).squeeze(1)
+            tokens[index[mine]] = chosen
+
+
+def _peaks(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Greedy tokens [N] (the lowest id among equals; NaN counts as largest) and their logits [N]."""
+    if x.device.type == "cpu":  # numpy's argmax is several times faster here, and its first-wins rule documented
+        values = x.numpy()
+        best = values.argmax(axis=1)
+        return torch.from_numpy(best), torch.from_numpy(values[np.arange(len(best)), best])
+    peaks, tokens = x.max(dim=1)
+    return tokens, peaks
+
+
+def _failures(peaks: Tensor) -> tuple[tuple[RowError, ...], npt.NDArray[np.int64]]:
+    """Rows whose largest logit is no number to go by: NaN, +inf, or -inf when nothing is left."""
+    host = peaks.cpu().numpy()
+    failed = np.flatnonzero(~np.isfinite(host))
+    errors = tuple(RowError(int(r), NOTHING_LEFT if host[r] == -np.inf else NOT_FINITE) for r in failed)
+    return errors, failed
