@@ -28,6 +28,7 @@ class WorkerConfig:
     device: str
     attention_backend: str | None
     seed: int
+    sample_vocab_size: int | None = None  # ids from here on are never sampled; None: the model's whole vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
