@@ -20,6 +20,8 @@ from octavo.config.facts import DeviceFacts
 from octavo.forward.context import LayerBinding
 from octavo.ops.registry import Ops
 
+CPU = torch.device("cpu")
+
 
 class Kind(StrEnum):
     """Who attends to whom."""
@@ -151,7 +153,7 @@ class Backend(Protocol):
     def objections(self, need: Need, device: DeviceFacts) -> tuple[str, ...]:
         """Why it cannot serve this need here, in words; empty when it can."""
 
-    def builder(self, spec: KVSpec, device: torch.device) -> MetadataBuilder:
+    def builder(self, spec: KVSpec, device: torch.device = CPU) -> MetadataBuilder:
         """A builder for one KV group whose tensors live on `device`."""
 
     def impl(self, need: Need, ops: Ops) -> Impl:

@@ -1,6 +1,6 @@
 """What every backend's plan starts from: lengths, block tables and slots of one step's rows.
 
-Promises: numpy on the host side for planning, and each tensor view made at most once (ATT-4).
+Promises: numpy on the host side, where planning is done; made once a step and group, shared by all builders (ATT-4).
 Does not know: backends, or where the numbers come from (see `worker.batch`).
 
 Words (ATT-4): a row's *context* is what the cache holds, its *query* what is new, its *sequence* their sum.
@@ -68,6 +68,10 @@ class AttentionBatch:
     def num_rows(self) -> int:
         """Number of rows."""
         return len(self.query_lens)
+
+    def slot_tensor(self, device: torch.device | str = "cpu") -> torch.Tensor:
+        """The slots as a tensor [T] int64; on the CPU a view of the array."""
+        return torch.from_numpy(self.slots).to(device)
 
 
 def slot_mapping(

@@ -4,20 +4,28 @@ Promises: building does no work that fails on the meta device; a `WeightMap` is 
 readers of any format can use it.
 Does not know: file formats, or any architecture.
 
-The order of a load: `build_model` (on 'meta' or on the device) -> `model.to_empty` when it was on meta ->
+The order of a load: `build_context` -> `build_model` (on 'meta' or on the device) -> `model.to_empty` when it was on meta ->
 `place` for every tensor of the checkpoint -> `finish`. `wanted` says which pieces must have come.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
+from octavo.attention.api import Need
+from octavo.attention.layer import Attention, AttentionFactory
+from octavo.attention.select import choose, choose_block_size
 from octavo.base.errors import LoadError
-from octavo.config.facts import ModelFacts
+from octavo.config.facts import DeviceFacts, ModelFacts
+from octavo.distributed.context import ParallelContext
+from octavo.distributed.group import split_evenly
+from octavo.models.registry import resolve
+from octavo.ops.registry import OpRegistry, Ops
+from octavo.quant.api import LinearScheme, detect
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +44,19 @@ class GGUFNames:
     """GGUF tensor names to Hugging Face names.
 
     `names` maps a name without its `.weight` / `.bias` ending; `{}` stands for the layer number on both sides.
+    `exact` maps whole names.
     `interleaved` are the ones whose rows hold each head's rotary pairs side by side (llama.cpp's conversion of
     its "llama" architecture) and must be taken apart: `interleaved_heads`.
     """
 
     names: Mapping[str, str]
+    exact: Mapping[str, str] = field(default_factory=dict)
     interleaved: Mapping[str, str] = field(default_factory=dict)  # GGUF stem -> "query" or "key"
 
     def hf_name(self, name: str) -> str | None:
         """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None when it is not in the map."""
+        if name in self.exact:
+            return self.exact[name]
         stem, _, ending = name.rpartition(".")
         generic, layer = _without_layer(stem)
         mapped = self.names.get(generic)
@@ -89,6 +101,105 @@ class WeightMap:
             ours, shard = self.fused[leaf]
             return Target(f"{parent}.{ours}.{ending}" if parent else f"{ours}.{ending}", shard)
         return Target(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildContext:
+    """Everything a model's constructor asks for."""
+
+    facts: ModelFacts
+    dtype: torch.dtype
+    device: torch.device  # may be "meta"
+    parallel: ParallelContext
+    scheme: LinearScheme
+    attention: AttentionFactory
+    ops: Ops
+    max_model_len: int  # tokens
+
+    def need(self, layer: int) -> Need:
+        """What layer `layer`'s attention asks of a backend, on this rank."""
+        return replace(
+            attention_need(self.facts, self.dtype, self.parallel, window_of(self.facts, layer)),
+            block_size=self.attention.block_size,
+        )
+
+
+class Model(Protocol):
+    """What a model class offers; an `nn.Module` besides."""
+
+    attention_layers: tuple[Attention, ...]  # by layer id
+
+    @staticmethod
+    def weight_map(facts: ModelFacts) -> WeightMap:
+        """Where a checkpoint's tensors go."""
+
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Token ids and positions [T] int64 -> hidden states [T, hidden], inside a forward context."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [N, hidden] -> logits [N, vocab] in the model's type."""
+
+
+def build_context(
+    facts: ModelFacts,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    device_facts: DeviceFacts,
+    parallel: ParallelContext,
+    max_model_len: int,
+    attention_backend: str | None = None,
+    block_size: int | None = None,
+) -> BuildContext:
+    """Choose operators, weight scheme, attention backend and block size for a model on a device.
+
+    `device` is where it is built ("meta" included), `device_facts` describe where it will run.
+    Raises `ConfigError` when something asked for cannot be served.
+    """
+    ops = OpRegistry().bind(device_facts, dtype)
+    windows = {window_of(facts, layer) for layer in range(facts.num_layers)}
+    needs = [attention_need(facts, dtype, parallel, window) for window in sorted(windows, key=lambda w: w or 0)]
+    backend = choose([replace(need, block_size=block_size) for need in needs], attention_backend, device_facts)
+    size = choose_block_size([backend], block_size)
+    return BuildContext(
+        facts=facts,
+        dtype=dtype,
+        device=torch.device(device),
+        parallel=parallel,
+        scheme=detect(facts, dtype=dtype, linear=ops.linear),
+        attention=AttentionFactory(backend=backend, device=device_facts, ops=ops, block_size=size, kv_dtype=dtype),
+        ops=ops,
+        max_model_len=max_model_len,
+    )
+
+
+def build_model(ctx: BuildContext) -> nn.Module:
+    """The model with empty weights on `ctx.device`; see the module's first lines for what comes next.
+
+    It satisfies `Model`. Raises `LoadError` for an unknown architecture.
+    """
+    cls = resolve(ctx.facts.architecture)
+    with torch.device(ctx.device):
+        model: nn.Module = cls(ctx)
+    return model.eval()
+
+
+def window_of(facts: ModelFacts, layer: int) -> int | None:
+    """Layer `layer`'s sliding window in tokens; None for full attention."""
+    return facts.layer_windows[layer] if facts.layer_windows else None
+
+
+def attention_need(facts: ModelFacts, dtype: torch.dtype, parallel: ParallelContext, window: int | None) -> Need:
+    """What plain decoder attention asks of a backend, on one rank."""
+    return Need(
+        num_heads=split_evenly(facts.num_heads, parallel.tp, "the number of attention heads"),
+        num_kv_heads=max(1, facts.num_kv_heads // parallel.tp.size),
+        head_dim=facts.head_dim,
+        scale=facts.head_dim**-0.5,
+        dtype=dtype,
+        kv_dtype=dtype,
+        window=window,
+    )
 
 
 @runtime_checkable
