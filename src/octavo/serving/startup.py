@@ -17,7 +17,7 @@ from octavo.base.types import UsageContext
 from octavo.config.args import ENGINE_SECTIONS, Given, engine_config, given_from_keywords
 from octavo.config.env import Env, read_env
 from octavo.config.facts import ModelFacts, read_generation_defaults, read_model_facts
-from octavo.config.pull import DEFAULT_MODEL, find_model
+from octavo.config.pull import EMBEDDED_NAME, pull_model
 from octavo.config.schema import EngineConfig
 from octavo.engine.client import EngineClient, InprocClient
 from octavo.engine.process import SocketClient
@@ -82,9 +82,9 @@ class OnlineFront:
 def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
     """Find (or pull) the model and load what concerns text; nothing here is slow but a pull."""
     config = engine_config(given)
-    name = config.model.model or DEFAULT_MODEL
-    path = find_model(name, env.cache_dir, progress)
-    facts = read_model_facts(path)
+    name = config.model.model or EMBEDDED_NAME
+    path = pull_model(name, env.cache_dir, progress)
+    facts = read_model_facts(str(path))
     tokenizer = load_tokenizer(str(path))
     template = load_chat_template(str(path), _template_text(config.model.chat_template))
     eos, defaults = _generation_defaults(config.model.generation_config, str(path), facts, tokenizer)

@@ -9,7 +9,7 @@ import sys
 
 from octavo.config.args import SERVER_SECTIONS, engine_config, options, server_config
 from octavo.config.facts import read_model_facts
-from octavo.config.pull import DEFAULT_MODEL, find_model
+from octavo.config.pull import EMBEDDED_NAME, pull_model
 from octavo.config.resolve import resolve
 from octavo.engine.startup import executors
 from octavo.entrypoints.commands.arguments import Call
@@ -19,13 +19,13 @@ from octavo.entrypoints.commands.console import progress
 def run(call: Call) -> int:
     """Print one line a setting: name, value, where it comes from, and why."""
     config = engine_config(call.given)
-    path = find_model(config.model.model or DEFAULT_MODEL, call.env.cache_dir, progress())
+    path = pull_model(config.model.model or EMBEDDED_NAME, call.env.cache_dir, progress())
     executor = executors().load("uni")()
     try:
         device = executor.probe()
     finally:
         executor.stop()
-    resolved = resolve(config, read_model_facts(path), device, call.given.sources)
+    resolved = resolve(config, read_model_facts(str(path)), device, call.given.sources)
     reasons = {d.field.split(".")[1]: d.why for d in resolved.decisions}
     values = {"server": server_config(call.given)} | {
         name: getattr(resolved.config, name) for name in ("model", "cache", "scheduler", "device")

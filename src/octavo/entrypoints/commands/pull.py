@@ -6,13 +6,13 @@ Does not know: how models are fetched (see `config.pull`).
 
 import sys
 
-from octavo.config.pull import DEFAULT_MODEL, find_model
+from octavo.config.pull import EMBEDDED_NAME, pull_model
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress
 
 
 def run(call: Call) -> int:
     """Fetch and print the path."""
-    path = find_model(call.arguments.name or DEFAULT_MODEL, call.env.cache_dir, progress())
+    path = pull_model(call.arguments.name or EMBEDDED_NAME, call.env.cache_dir, progress())
     sys.stdout.write(f"{path}\n")
     return 0

@@ -1,0 +1,42 @@
+# The whole interface of the project. Every recipe makes what it needs in .venv and says what it does.
+PYTHON ?= python3
+BIN := .venv/bin
+MODEL ?=
+ARGS ?=
+
+.PHONY: help venv dev serve test test-slow check format bench-scheduler clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+venv: ## make the environment alone
+	@$(PYTHON) scripts/make_venv.py
+
+dev: ## make the environment with what tests and checks need
+	@$(PYTHON) scripts/make_venv.py --dev
+
+serve: venv ## serve a model: make serve [MODEL=...] [ARGS="--port 8001"]
+	@$(BIN)/octavo serve $(MODEL) $(ARGS)
+
+test: dev ## run the tests (under 20 minutes on two cores)
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-slow: dev ## run the slow suite: full-size truth and 100,000-step state machines
+	@$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
+
+check: dev ## format, lint, strict types, layer contract, torch-free control plane, size report
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest tests/architecture
+	@$(BIN)/python scripts/size_report.py
+
+format: dev ## format and fix what can be fixed
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench-scheduler: venv ## microseconds a step of the scheduler alone
+	@$(BIN)/python benchmarks/scheduler.py $(ARGS)
+
+clean: ## remove the environment and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,63 @@
+"""Parameters that exist are valid; what is not says which field, and what it may be (INP-20)."""
+
+import math
+
+import pytest
+
+from octavo.base.errors import ClientError
+from octavo.base.params import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0), ("n", 129), ("n", True), ("n", 1.5), ("temperature", -0.1), ("temperature", math.nan),
+        ("temperature", math.inf), ("temperature", "hot"), ("temperature", True), ("top_p", 0.0), ("top_p", 1.01),
+        ("top_k", -2), ("top_k", 2.5), ("min_p", -0.1), ("min_p", 1.1), ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1), ("repetition_penalty", 0.0), ("seed", 2**63), ("seed", "x"), ("max_tokens", 0),
+        ("max_tokens", -1), ("max_tokens", 1.0), ("min_tokens", -1), ("stop", [""]), ("stop", [3]), ("stop", {}),
+        ("stop_token_ids", ["a"]), ("stop_token_ids", [True]), ("stop_token_ids", 5), ("logprobs", -2),
+        ("prompt_logprobs", "1"), ("logit_bias", [1]), ("logit_bias", {"abc": 1}), ("logit_bias", {"1": 101}),
+        ("logit_bias", {1: math.nan}), ("logit_bias", {True: 1}), ("allowed_token_ids", []),
+        ("allowed_token_ids", [1.5]), ("bad_words", [""]), ("bad_words", "word"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_names_its_field(field, value):
+    with pytest.raises(ClientError) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field
+    assert field in caught.value.message
+
+
+def test_min_tokens_may_not_exceed_max_tokens():
+    with pytest.raises(ClientError, match=r"min_tokens \(9\) must not exceed max_tokens \(8\)"):
+        SamplingParams(min_tokens=9, max_tokens=8)
+
+
+def test_zero_tokens_are_allowed_for_scoring_a_prompt():
+    assert SamplingParams(max_tokens=0, prompt_logprobs=1).max_tokens == 0
+
+
+def test_several_greedy_samples_are_refused_since_they_would_be_equal():
+    with pytest.raises(ClientError) as caught:
+        SamplingParams(n=2, temperature=0)
+    assert caught.value.param == "n"
+
+
+def test_handy_spellings_are_normalized_once():
+    params = SamplingParams(stop="x", top_k=-1, seed=-1, stop_token_ids=[1], logit_bias={"7": 1}, bad_words=["a"])
+    assert (params.stop, params.top_k, params.seed) == (("x",), 0, None)
+    assert (params.stop_token_ids, params.logit_bias, params.bad_words) == ((1,), {7: 1.0}, ("a",))
+    assert SamplingParams(stop=None).stop == ()
+
+
+def test_a_copy_is_checked_again():
+    params = SamplingParams(temperature=0.5)
+    assert params.replace(max_tokens=3).max_tokens == 3
+    with pytest.raises(ClientError):
+        params.replace(top_p=7.0)
+
+
+@pytest.mark.parametrize(("temperature", "greedy"), [(0, True), (9e-6, True), (1e-5, False), (1.0, False)])
+def test_greedy_is_below_a_hundred_thousandth(temperature, greedy):
+    assert SamplingParams(temperature=temperature).greedy is greedy

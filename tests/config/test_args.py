@@ -1,0 +1,136 @@
+"""One definition per option: flag, variable, key and keyword agree, and misspellings get the nearest name (OPS-2)."""
+
+import argparse
+
+import pytest
+
+from octavo.base.errors import ConfigError
+from octavo.config.args import (
+    ENGINE_SECTIONS,
+    SERVER_SECTIONS,
+    Parser,
+    add_options,
+    engine_config,
+    given_from_flags,
+    given_from_keywords,
+    options,
+    parse_count,
+    parse_size,
+    server_config,
+)  # fmt: skip
+from octavo.config.env import read_env
+
+
+def parse(*argv, environ=None):
+    parser = Parser(prog="octavo serve")
+    add_options(parser, SERVER_SECTIONS, positional_model=True)
+    return given_from_flags(parser.parse_args(list(argv)), SERVER_SECTIONS, read_env(environ or {}))
+
+
+@pytest.mark.parametrize("name", list(options(SERVER_SECTIONS)))
+def test_every_option_has_help_and_one_name_everywhere(name):
+    option = options(SERVER_SECTIONS)[name]
+    assert option.help.endswith(".")
+    assert option.flag == "--" + name.replace("_", "-")
+    assert option.variable == "OCTAVO_" + name.upper()
+
+
+def test_flag_beats_environment_beats_file(tmp_path):
+    file = tmp_path / "o.yaml"
+    file.write_text("max-num-seqs: 1\nmax_model_len: 100\nseed: 5\n")
+    env = {"OCTAVO_MAX_NUM_SEQS": "2", "OCTAVO_MAX_MODEL_LEN": "200"}
+    given = parse("--config", str(file), "--max-num-seqs", "3", environ=env)
+    config = engine_config(given)
+    assert (config.scheduler.max_num_seqs, config.model.max_model_len, config.model.seed) == (3, 200, 5)
+    assert given.sources == {"max_num_seqs": "flag", "max_model_len": "environment", "seed": "file"}
+
+
+def test_the_model_may_stand_first_but_not_twice():
+    assert engine_config(parse("some/model")).model.model == "some/model"
+    with pytest.raises(ConfigError, match="given twice"):
+        parse("a", "--model", "b")
+
+
+def test_a_misspelled_option_suggests_the_right_one(capsys):
+    with pytest.raises(SystemExit) as left:
+        parse("--max-modellen", "5")
+    assert left.value.code == 2
+    assert "--max-model-len" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("keyword", "near"), [("max_modellen", "max_model_len"), ("kv_cache_mem", "kv_cache_memory"), ("zzz", None)]
+)
+def test_a_misspelled_keyword_suggests_the_right_one(keyword, near):
+    with pytest.raises(ConfigError) as caught:
+        given_from_keywords({keyword: 1}, ENGINE_SECTIONS, read_env({}))
+    assert keyword in str(caught.value)
+    assert near is None or f"did you mean '{near}'" in str(caught.value)
+
+
+def test_a_misspelled_variable_or_key_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="OCTAVO_MAX_MODEL_LEN"):
+        parse(environ={"OCTAVO_MAX_MODELLEN": "5"})
+    file = tmp_path / "o.yaml"
+    file.write_text("max_modellen: 5\n")
+    with pytest.raises(ConfigError, match="max_model_len"):
+        parse("--config", str(file))
+
+
+@pytest.mark.parametrize("content", ["- 1", "a: [", "3"])
+def test_a_broken_configuration_file_is_named(tmp_path, content):
+    file = tmp_path / "o.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=r"o\.yaml"):
+        parse("--config", str(file))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        parse("--config", str(tmp_path / "absent.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--max-num-seqs", "many"], "--max-num-seqs must be a whole number"),
+        (["--kv-cache-memory", "lots"], "--kv-cache-memory must be a size"),
+        (["--scheduling-policy", "fcsf"], "Did you mean fcfs"),
+        (["--gpu-memory-utilization", "x"], "--gpu-memory-utilization must be a number"),
+        (["--max-model-len", "1.5.2"], "--max-model-len must be a whole number"),
+    ],
+)
+def test_a_wrong_value_names_the_flag(argv, words):
+    with pytest.raises(ConfigError, match=words):
+        parse(*argv)
+
+
+def test_booleans_have_a_negative_flag():
+    assert engine_config(parse("--no-enable-prefix-caching")).cache.enable_prefix_caching is False
+    assert engine_config(parse("--enable-prefix-caching")).cache.enable_prefix_caching is True
+    env = {"OCTAVO_ENABLE_PREFIX_CACHING": "off"}
+    assert engine_config(parse(environ=env)).cache.enable_prefix_caching is False
+
+
+def test_lists_take_several_values():
+    given = parse("--served-model-name", "a", "b", "--api-key", "k")
+    assert engine_config(given).model.served_model_name == ("a", "b")
+    assert server_config(given).api_key == ("k",)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2GiB", 2 << 30), ("512M", 512 << 20), ("1.5g", 3 << 29), ("77", 77), ("1 KiB", 1024), (5, 5)]
+)
+def test_sizes_are_powers_of_1024(text, size):
+    assert parse_size(text, "--x") == size
+
+
+@pytest.mark.parametrize(("text", "count"), [("8k", 8000), ("8Ki", 8192), ("1.5k", 1500), (7, 7)])
+def test_counts_may_be_thousands(text, count):
+    assert parse_count(text, "--x") == count
+
+
+def test_help_shows_unit_choices_and_default(capsys):
+    parser = argparse.ArgumentParser(prog="x")
+    add_options(parser, SERVER_SECTIONS, positional_model=True)
+    text = parser.format_help()
+    assert "--kv-cache-memory BYTES" in text
+    assert "{fcfs,priority}" in text
+    assert "(default: 8000)" in text
