@@ -17,7 +17,7 @@ from octavo.config.resolve import Resolved, resolve
 from octavo.config.schema import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.executor.api import Executor, LoadReport, ProfileReport, WorkerConfig
-from octavo.kvcache.groups import fit_report, plan_layout
+from octavo.kvcache.groups import blocks_needed, fit_report, hash_block_size, longest_context, plan_layout
 from octavo.kvcache.hashing import make_hasher
 from octavo.kvcache.manager import KVCacheManager
 from octavo.plugins.registry import Registry
@@ -28,6 +28,7 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.seams import ControlPart
 
 Progress = Callable[[str], None]
+MIN_CONTEXT = 16  # tokens; a shorter context is an error of memory, not a setting
 
 
 def executors() -> Registry[Callable[[], Executor]]:
@@ -100,7 +101,9 @@ def build_core(
         progress(f"weights: {_size(loaded.weight_bytes)} in {seconds['load']:.1f} s")
         with _timed(seconds, "profile"):
             profile = executor.profile()
-        layout, max_len = decide_layout(resolved.config, loaded, profile, device)
+        layout, max_len = decide_layout(
+            resolved.config, loaded, profile, device, fit_length=config.model.max_model_len is None
+        )
         with _timed(seconds, "allocate"):
             executor.allocate(layout)
         with _timed(seconds, "warm up"):
@@ -138,28 +141,26 @@ def _set(value: int | None) -> int:
 
 
 def decide_layout(
-    config: EngineConfig, loaded: LoadReport, profile: ProfileReport, device: DeviceFacts
+    config: EngineConfig, loaded: LoadReport, profile: ProfileReport, device: DeviceFacts, *, fit_length: bool
 ) -> tuple[KVLayout, int]:
     """The cache's layout and the context length it is served with (REQ-17).
 
-    The context is lowered to what fits only where the user did not ask for one.
+    With `fit_length` (the user did not ask for a length) the context is lowered to what fits; else a length that
+    does not fit is an error.
     """
-    max_len, seqs = _set(config.model.max_model_len), _set(config.scheduler.max_num_seqs)
-    batched = _set(config.scheduler.max_num_batched_tokens)
-    cache = config.cache
-    budget = None if cache.num_kv_blocks is not None else kv_budget(config, loaded, profile, device)
-    most = _most_blocks(loaded, max_len, seqs, batched)
-    layout = plan_layout(
-        loaded.specs, budget_bytes=budget, num_blocks=cache.num_kv_blocks, most_blocks=most,
-    )  # fmt: skip
-    fit = fit_report(layout, max_model_len=max_len, max_batched_tokens=batched)
-    return layout, min(max_len, fit.longest_context)
-
-
-def _most_blocks(loaded: LoadReport, max_len: int, seqs: int, batched: int) -> int:
-    """Blocks that `max_num_seqs` requests of `max_model_len` can use: more would never be touched."""
-    kinds = set(loaded.specs)
-    return seqs * sum(spec.max_blocks(max_len, batched) for spec in kinds)
+    max_len, batched = _set(config.model.max_model_len), _set(config.scheduler.max_num_batched_tokens)
+    blocks = config.cache.num_kv_blocks
+    budget = kv_budget(config, loaded, profile, device) if blocks is None else None
+    size = {"max_model_len": max_len, "max_batched_tokens": batched}
+    # The null block is ours: a user who asks for N blocks can use N.
+    layout = plan_layout(loaded.specs, budget_bytes=budget, num_blocks=None if blocks is None else blocks + 1, **size)
+    most = _set(config.scheduler.max_num_seqs) * blocks_needed(layout, max_len, batched) + 1
+    if blocks is None and layout.num_blocks > most:  # more would never be touched
+        layout = plan_layout(loaded.specs, budget_bytes=None, num_blocks=most, **size)
+    if fit_length:
+        longest = longest_context(layout, limit=max_len, max_batched_tokens=batched)
+        max_len = longest if longest >= MIN_CONTEXT else max_len
+    return layout, fit_report(layout, max_model_len=max_len, max_batched_tokens=batched).max_model_len
 
 
 def kv_budget(config: EngineConfig, loaded: LoadReport, profile: ProfileReport, device: DeviceFacts) -> int:
@@ -190,7 +191,7 @@ def _assemble(
 ) -> EngineCore:
     sched, batched = config.scheduler, _set(config.scheduler.max_num_batched_tokens)
     hasher = make_hasher(config.cache.prefix_hash)
-    hash_block = min(g.spec.block_size for g in layout.groups)
+    hash_block = hash_block_size(layout)
     kv = KVCacheManager(
         layout,
         hasher_block_size=hash_block,
@@ -252,9 +253,13 @@ def _report(
         concurrency=fit.concurrency,
         depth=2 if config.scheduler.async_scheduling else 1,
         seconds=dict(seconds),
-        notes=loaded.notes,
+        notes=(*loaded.notes, *_padding_note(layout)),
         decisions=tuple(decisions),
     )
+
+
+def _padding_note(layout: KVLayout) -> tuple[str, ...]:
+    return (f"{layout.padding_share:.0%} of the KV memory is padding",) if layout.padding_share >= 0.01 else ()
 
 
 def _text(value: object) -> str:
