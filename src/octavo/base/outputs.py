@@ -104,6 +104,7 @@ class CompletionOutput:
 
     `text` and `token_ids` are the whole answer so far, or what is new since the last output when
     the request's output kind is DELTA. `stop_reason` is the stop string or stop token id, if any.
+    `parts` are what a stream parser made of the new text since the last output (reasoning, tool calls).
     """
 
     index: int
@@ -113,6 +114,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    parts: tuple[Any, ...] = ()
 
     @property
     def finished(self) -> bool:

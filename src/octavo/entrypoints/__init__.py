@@ -1,0 +1,1 @@
+"""The front doors; no door holds logic another door needs."""

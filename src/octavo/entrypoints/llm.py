@@ -1,0 +1,237 @@
+"""`LLM`: the engine as a Python class.
+
+Promises: one result for each prompt, in the order of the prompts, whatever their lengths (INP-4, OFL-01); the
+same token ids as the server would use for the same prompt; nothing is computed when one prompt is invalid.
+Does not know: how prompts become tokens, or how the engine computes.
+
+    with LLM("path/to/model") as llm:
+        for output in llm.generate(["Hello", "The capital of France is"], SamplingParams(max_tokens=32)):
+            print(output.outputs[0].text)
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from octavo.base.errors import ClientError, EngineDead
+from octavo.base.outputs import RequestOutput
+from octavo.base.params import SamplingParams
+from octavo.serving.front import EngineInfo
+from octavo.serving.progress import open_progress
+from octavo.serving.startup import open_offline
+from octavo.serving.sync_engine import SyncEngine
+
+if TYPE_CHECKING:
+    from octavo.inputs.limits import Limits
+    from octavo.inputs.renderer import EngineInput, Renderer
+    from octavo.inputs.tokenizer import Tokenizer
+
+Prompt = str | Mapping[str, Any]
+Message = Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams] | None
+_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids"})
+
+
+class Offline(Protocol):
+    """What this class needs of the front that it opens."""
+
+    @property
+    def engine(self) -> SyncEngine: ...
+    @property
+    def renderer(self) -> "Renderer": ...
+    @property
+    def limits(self) -> "Limits": ...
+    @property
+    def info(self) -> EngineInfo: ...
+    def close(self) -> None: ...
+
+
+class LLM:
+    """A model in this process.
+
+    `model` is a folder, a GGUF file, or a name to pull; the embedded default when not given. `options` are
+    keywords by the names of the options reference (`max_model_len=4096`, `max_num_seqs=16`, ...); a misspelled
+    one is an error that names the nearest.
+
+    Safe to use from several threads. Use it as a context manager, or call `close()`.
+
+    Owns: its engine.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        opener: Callable[[Mapping[str, Any]], Offline] = open_offline,
+        **options: Any,
+    ) -> None:
+        self._front: Offline | None = None  # first, so that a failed start leaves something to close
+        if model is not None:
+            options["model"] = str(model)
+        self._front = opener(options)
+
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int = 0,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; one result for each, in order.
+
+        A prompt is a string, `{"prompt": str}` or `{"prompt_token_ids": [int, ...]}`; `prompts` is one, or any
+        iterable of them. `sampling_params` hold for all prompts, or are a list with one for each; when not
+        given, the model's defaults are used. `use_tqdm` shows progress on a terminal.
+        Raises `ClientError` when a prompt or its parameters cannot be served; then nothing was computed.
+        """
+        front = self._open_front("generate")
+        given = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        inputs = [_numbered(i, len(given), self._input, front, prompt) for i, prompt in enumerate(given)]
+        return self._run(front, inputs, sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Iterable[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int = 0,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of several; one result for each, in order.
+
+        A conversation is a list of messages (`{"role": "user", "content": "..."}`), rendered with the model's chat
+        template or with `chat_template`. With `continue_final_message` the last message is continued instead of
+        answered; `add_generation_prompt` is then off.
+        """
+        front = self._open_front("chat")
+        conversations = _conversations(messages)
+        options: dict[str, Any] = dict(chat_template_kwargs or {})
+        options["add_generation_prompt"] = add_generation_prompt and not continue_final_message
+        options["continue_final_message"] = continue_final_message
+        if chat_template is not None:
+            options["chat_template"] = chat_template
+        if tools is not None:
+            options["tools"] = list(tools)
+
+        def render(front: Offline, conversation: Sequence[Message]) -> "EngineInput":
+            return front.renderer.chat(list(conversation), **options)
+
+        inputs = [_numbered(i, len(conversations), render, front, c) for i, c in enumerate(conversations)]
+        return self._run(front, inputs, sampling_params, use_tqdm, priority)
+
+    def get_tokenizer(self) -> "Tokenizer":
+        """The model's tokenizer, the one that prompts go through."""
+        return self._open_front("get_tokenizer").renderer.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's author recommends, else neutral values (INP-22)."""
+        return SamplingParams(**self._open_front("get_default_sampling_params").info.default_sampling)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False when running requests forbid it."""
+        return bool(self._open_front("reset_prefix_cache").engine.call("reset_prefix_cache"))
+
+    def close(self) -> None:
+        """Stop the engine and free its memory; may be called twice."""
+        front, self._front = self._front, None
+        if front is not None:
+            front.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # At interpreter exit, or after a failed start, parts of what close() needs may be missing.
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def _open_front(self, method: str) -> Offline:
+        front = self._front
+        if front is None:
+            raise EngineDead(f"LLM.{method} was called after close(); make a new LLM")
+        if not front.engine.alive():
+            raise EngineDead(f"LLM.{method}: the engine is gone; make a new LLM")
+        return front
+
+    @staticmethod
+    def _input(front: Offline, prompt: Prompt) -> "EngineInput":
+        if isinstance(prompt, str):
+            return front.renderer.text(prompt)
+        if not isinstance(prompt, Mapping):
+            hint = '; give token ids as {"prompt_token_ids": [...]}' if isinstance(prompt, int | list | tuple) else ""
+            raise ClientError(f"a prompt must be a string or a dict, got {type(prompt).__name__}{hint}", param="prompts")
+        known = _PROMPT_KEYS & prompt.keys()
+        if len(known) != 1 or len(prompt) != 1:
+            raise ClientError(
+                f"a prompt dict must have exactly one of 'prompt' and 'prompt_token_ids', got {sorted(map(str, prompt))}",
+                param="prompts",
+            )
+        if "prompt" in known:
+            if not isinstance(prompt["prompt"], str):
+                raise ClientError(f"'prompt' must be a string, got {type(prompt['prompt']).__name__}", param="prompt")
+            return front.renderer.text(prompt["prompt"])
+        return front.renderer.tokens(prompt["prompt_token_ids"])
+
+    def _run(
+        self, front: Offline, inputs: "list[EngineInput]", params: Params, use_tqdm: bool, priority: int
+    ) -> list[RequestOutput]:
+        each = self._params(front, params, len(inputs))
+        progress = open_progress(len(inputs), sys.stderr, time.monotonic) if use_tqdm else None
+        return front.engine.generate(list(zip(inputs, each, strict=True)), progress=progress, priority=priority)
+
+    @staticmethod
+    def _params(front: Offline, params: Params, num_prompts: int) -> list[SamplingParams]:
+        if params is None:
+            params = SamplingParams(**front.info.default_sampling)
+        if isinstance(params, SamplingParams):
+            return [params] * num_prompts
+        each = list(params)
+        if len(each) != num_prompts:
+            raise ClientError(
+                f"sampling_params must be one or as many as the prompts: got {len(each)} for {num_prompts} prompts",
+                param="sampling_params",
+            )
+        return each
+
+
+def _conversations(messages: Any) -> list[Sequence[Message]]:
+    """One conversation, or several, as a list of conversations."""
+    if isinstance(messages, str | Mapping):
+        raise ClientError(
+            "messages must be a list of messages such as {'role': 'user', 'content': '...'}, or a list of such lists",
+            param="messages",
+        )
+    given = list(messages)
+    num_messages = sum(isinstance(m, Mapping) for m in given)
+    if given and num_messages == len(given):
+        return [given]
+    if num_messages:
+        raise ClientError("messages must be messages or conversations, not a mix of both", param="messages")
+    return given
+
+
+def _numbered(
+    index: int, total: int, render: Callable[[Offline, Any], "EngineInput"], front: Offline, item: Any
+) -> "EngineInput":
+    """`render(front, item)`, with the item's place in the list in the error's message."""
+    try:
+        return render(front, item)
+    except ClientError as error:
+        if total > 1:
+            raise _placed(error, index) from None
+        raise
+
+
+def _placed(error: ClientError, index: int) -> ClientError:
+    return type(error)(f"prompt {index}: {error.message}", param=error.param, code=error.code)

@@ -1,0 +1,1 @@
+"""Count and trace what happened, and never change it."""

@@ -1,0 +1,1 @@
+"""Turn token ids back into what people asked for, incrementally."""

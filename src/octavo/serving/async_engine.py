@@ -1,0 +1,393 @@
+"""One request in, a stream of outputs back, cancel anywhere: the engine for asynchronous doors.
+
+Promises: a request that cannot be served is refused before anything of it is sent (`open`); every stream ends,
+with its last output or with an error, even if the engine dies (OPS-11); a stream that is closed, cancelled or
+forgotten stops its request in the engine; two requests never mix, whatever ids their clients chose (ABT-02).
+Does not know: HTTP, chat, or where the engine runs.
+
+Outputs arrive on a thread of the client's. They are handed to the event loop with one wake-up for all that
+came since the last one, and a reader that is slower than the engine gets several outputs as one.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any, Unpack
+
+from octavo.base.errors import EngineDead, OverloadedError
+from octavo.base.outputs import EngineOutputs, RequestOutput
+from octavo.base.params import SamplingParams
+from octavo.base.types import OutputKind
+from octavo.engine.client import EngineClient
+from octavo.observe.log import get_logger
+from octavo.observe.stats import NullStats, StatsSink
+from octavo.outputs.assembler import OutputAssembler, merge
+from octavo.outputs.detokenizer import Decoder
+from octavo.serving.front import EngineInfo
+from octavo.serving.intake import Intake, RequestIds, RequestOptions
+
+if TYPE_CHECKING:
+    from octavo.inputs.limits import Limits
+    from octavo.inputs.renderer import EngineInput
+
+logger = get_logger(__name__)
+
+
+class _Mailbox:
+    """Where one stream's outputs wait for their reader. Used on the event loop only.
+
+    Owns: the waiting output, the error, and the reader's future.
+    """
+
+    __slots__ = ("_item", "_kind", "_waiter", "ended", "error", "request_id")
+
+    def __init__(self, request_id: str, kind: OutputKind) -> None:
+        self.request_id = request_id
+        self.ended = False  # nothing more will be put
+        self.error: str | None = None  # why the engine is gone
+        self._kind = kind
+        self._item: RequestOutput | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, output: RequestOutput) -> None:
+        self._item = output if self._item is None else merge(self._item, output, self._kind)
+        self.ended = output.finished
+        self._wake()
+
+    def fail(self, why: str) -> None:
+        self.error = why
+        self.ended = True
+        self._wake()
+
+    def end(self) -> None:
+        self.ended = True
+        self._item = None
+        self._wake()
+
+    def take(self) -> RequestOutput | None:
+        item, self._item = self._item, None
+        return item
+
+    async def wait(self) -> None:
+        """Until something was put; one reader at a time."""
+        if self._waiter is not None:
+            raise RuntimeError("a stream has one reader")
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Stream:
+    """One request's outputs, as they are made: an asynchronous iterator and context manager.
+
+    It ends after the output whose `finished` is true, or raises `EngineDead`. Closing it, cancelling the
+    task that waits in it, or dropping it before its end aborts the request.
+
+    Owns: the right to read its mailbox.
+    """
+
+    def __init__(self, mailbox: _Mailbox, abandon: Callable[[str], None], loop: asyncio.AbstractEventLoop) -> None:
+        self._mailbox = mailbox
+        self._abandon = abandon
+        self._loop = loop
+
+    @property
+    def request_id(self) -> str:
+        """The engine's own id of this request."""
+        return self._mailbox.request_id
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        try:
+            output = await self._next()
+        except asyncio.CancelledError:
+            self._abandon(self.request_id)
+            raise
+        if output is None:
+            raise StopAsyncIteration
+        return output
+
+    async def next_within(self, timeout_s: float) -> RequestOutput | None:
+        """The next output, or None when none came in time, and the request goes on; for keep-alives.
+
+        Raises `StopAsyncIteration` after the last output.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                output = await self._next()
+        except TimeoutError:
+            return None
+        except asyncio.CancelledError:
+            self._abandon(self.request_id)
+            raise
+        if output is None:
+            raise StopAsyncIteration
+        return output
+
+    async def last(self) -> RequestOutput:
+        """Read to the end and give the last output."""
+        final: RequestOutput | None = None
+        async for output in self:
+            final = output
+        if final is None:
+            raise EngineDead("the request was closed before its first output")
+        return final
+
+    async def aclose(self) -> None:
+        """Stop the request if it still runs; may be called twice."""
+        self._abandon(self.request_id)
+
+    async def __aenter__(self) -> "Stream":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        if not self._mailbox.ended and not self._loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # closed in between
+                self._loop.call_soon_threadsafe(self._abandon, self.request_id)
+
+    async def _next(self) -> RequestOutput | None:
+        """The next output; None after the last one."""
+        box = self._mailbox
+        while True:
+            if (item := box.take()) is not None:
+                return item
+            if box.error is not None:
+                raise EngineDead(box.error)
+            if box.ended:
+                return None
+            await box.wait()
+
+
+class AsyncEngine:
+    """The engine of one event loop.
+
+    `id_prefix` tells this front's requests from other fronts'; a random one is made when it is not given.
+
+    Owns: the assembler, the open streams, and the outputs on their way from the client's thread.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        decoder: Decoder,
+        limits: "Limits",
+        info: EngineInfo,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        stats: StatsSink | None = None,
+        id_prefix: str | None = None,
+    ) -> None:
+        self._client = client
+        self._info = info
+        self._clock = clock
+        self._stats = stats or NullStats()
+        prefix = secrets.token_hex(4) + "-" if id_prefix is None else id_prefix
+        self._intake = Intake(limits, info, RequestIds(prefix), clock)
+        self._assembler = OutputAssembler(decoder)
+        self._streams: dict[str, _Mailbox] = {}  # by parent id
+        self._waiting: set[str] = set()  # answers that have had no token yet
+        self._inbox: deque[EngineOutputs] = deque()
+        self._woken = False  # a drain is on its way
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._death: str | None = None
+        self._admitting = True
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+
+    async def start(self) -> None:
+        """Begin delivery on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._client.start(self._on_outputs, self._on_death)
+
+    async def stop(self) -> None:
+        """End every open stream with an error and free the engine; may be called twice."""
+        self._die("the server is stopping")
+        await asyncio.to_thread(self._client.close)
+
+    def alive(self) -> bool:
+        """False once the engine is gone."""
+        return self._death is None and self._client.alive()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    async def open(self, input: "EngineInput", params: SamplingParams, **options: Unpack[RequestOptions]) -> Stream:
+        """Send a request and give its stream.
+
+        Raises `ClientError` when it cannot be served, `OverloadedError` when too many wait, `EngineDead` when
+        the engine is gone; then nothing was sent.
+        """
+        loop = self._living_loop()
+        limit = self._info.max_waiting_requests
+        if len(self._waiting) + params.n > limit:
+            self._stats.refused()
+            raise OverloadedError(
+                f"{len(self._waiting)} requests wait and at most {limit} may wait here; try again later"
+            )
+        prepared = self._intake.prepare(input, params, options)
+        opening = prepared.opening
+        self._assembler.open(opening)
+        mailbox = _Mailbox(opening.parent_id, opening.params.output_kind)
+        self._streams[opening.parent_id] = mailbox
+        self._waiting.update(opening.request_ids)
+        self._idle.clear()
+        try:
+            self._client.submit(prepared.requests)
+        except BaseException:
+            self._assembler.close(opening.parent_id, 0.0)
+            self._forget(mailbox, opening.request_ids)
+            mailbox.end()
+            raise
+        logger.debug("request %s is %s of the client", opening.parent_id, options.get("client_id") or "(no id)")
+        return Stream(mailbox, self._abandon, loop)
+
+    async def generate(
+        self, input: "EngineInput", params: SamplingParams, **options: Unpack[RequestOptions]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one request; errors of `open` are raised by the first step. Closing it aborts the request."""
+        async with await self.open(input, params, **options) as stream:
+            async for output in stream:
+                yield output
+
+    async def call(self, method: str, timeout_s: float = 30.0, **args: Any) -> Any:
+        """An administrative call on the engine, off the event loop."""
+        return await asyncio.to_thread(self._client.call, method, timeout_s, **args)
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a request from outside: its reader gets a last output with finish reason `abort`."""
+        prefix = request_id + "."
+        if ids := tuple(i for i in self._assembler.open_ids() if i == request_id or i.startswith(prefix)):
+            self._client.abort(ids)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no more requests and wait for the open ones (OPS-10); after `timeout_s` abort what is left.
+
+        True when all ended by themselves. Readers of aborted requests get finish reason `abort`.
+        """
+        self._admitting = False
+        if await self._until_idle(timeout_s):
+            return True
+        if self.alive() and (ids := self._assembler.open_ids()):
+            self._client.abort(ids)
+            await self._until_idle(timeout_s)
+        return False
+
+    async def _until_idle(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _living_loop(self) -> asyncio.AbstractEventLoop:
+        if self._death is not None:
+            raise EngineDead(self._death)
+        if self._loop is None:
+            raise EngineDead("the engine was not started")
+        if not self._admitting:
+            raise OverloadedError("this server is shutting down and takes no more requests; try another")
+        return self._loop
+
+    # ---- on the client's thread ----
+
+    def _on_outputs(self, outputs: EngineOutputs) -> None:
+        self._inbox.append(outputs)
+        if not self._woken:
+            self._woken = True
+            self._on_loop(self._drain_inbox)
+
+    def _on_death(self, error: Exception) -> None:
+        self._on_loop(self._die, str(error) or type(error).__name__)
+
+    def _on_loop(self, call: Callable[..., None], *args: Any) -> None:
+        if self._loop is None or self._loop.is_closed():
+            return
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:  # closed in between: nobody is left to tell
+            logger.debug("outputs came after the event loop was closed")
+
+    # ---- on the event loop ----
+
+    def _drain_inbox(self) -> None:
+        self._woken = False  # before reading, so that what comes from now on wakes us again
+        while self._inbox:
+            self._dispatch(self._inbox.popleft())
+
+    def _dispatch(self, outputs: EngineOutputs) -> None:
+        if self._waiting:
+            self._waiting.difference_update(d.request_id for d in outputs.deltas if d.new_token_ids or d.finish)
+        pushed = self._assembler.push(outputs, self._clock())
+        if pushed.aborts:
+            self._abort_in_engine(tuple(pushed.aborts))
+        for output in pushed.outputs:
+            mailbox = self._streams.get(output.request_id)
+            if mailbox is None:
+                continue
+            mailbox.put(output)
+            if output.finished:
+                self._forget(mailbox, ())
+        if pushed.gaps_s:
+            self._stats.gaps(pushed.gaps_s)
+        for record in pushed.ended:
+            self._stats.ended(record)
+        if outputs.stats is not None:
+            self._stats.absorb(outputs.stats)
+
+    def _die(self, why: str) -> None:
+        """The engine is gone: nobody waits in silence."""
+        if self._death is not None:
+            return
+        self._drain_inbox()
+        self._death = why
+        self._stats.engine_died()
+        for mailbox in list(self._streams.values()):
+            _, records = self._assembler.close(mailbox.request_id, self._clock())
+            for record in records:
+                self._stats.ended(record)
+            mailbox.fail(why)
+        self._streams.clear()
+        self._waiting.clear()
+        self._idle.set()
+
+    def _abandon(self, request_id: str) -> None:
+        """The reader is gone."""
+        mailbox = self._streams.get(request_id)
+        if mailbox is None:
+            return
+        ids, records = self._assembler.close(request_id, self._clock())
+        self._forget(mailbox, ids)
+        mailbox.end()
+        for record in records:
+            self._stats.ended(record)
+        if ids:
+            self._abort_in_engine(ids)
+
+    def _forget(self, mailbox: _Mailbox, request_ids: tuple[str, ...]) -> None:
+        self._streams.pop(mailbox.request_id, None)
+        self._waiting.difference_update(request_ids)
+        if not self._streams:
+            self._idle.set()
+
+    def _abort_in_engine(self, ids: tuple[str, ...]) -> None:
+        try:
+            self._client.abort(ids)
+        except EngineDead:  # its death is being told to everybody anyway
+            logger.debug("an abort came after the engine's death")

@@ -1,0 +1,127 @@
+"""From one checked input to the requests that the engine gets: ids, samples, limits.
+
+Promises: internal ids are unique and never made from what a client sent (REQ-5); nothing is sent from here,
+so a request that is refused has left no trace; the `n` samples of a request differ in `sample_index` only.
+Does not know: how requests travel or how answers come back.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+from octavo.base.params import SamplingParams
+from octavo.base.requests import AdapterRef, EngineRequest, RequestPart
+from octavo.base.types import OutputKind
+from octavo.outputs.assembler import Opening, ParserFactory, no_parser
+from octavo.serving.front import EngineInfo
+
+if TYPE_CHECKING:
+    from octavo.inputs.limits import Limits
+    from octavo.inputs.renderer import EngineInput
+
+
+class RequestOptions(TypedDict, total=False):
+    """What may come with a request beside its input and its sampling parameters."""
+
+    client_id: str  # what the client calls it, for logs only
+    priority: int  # lower is more urgent
+    cache_salt: str | None
+    trace_headers: dict[str, str] | None
+    adapter: AdapterRef | None
+    parts: tuple[RequestPart, ...]
+    data_parallel_rank: int | None
+    parsers: ParserFactory
+
+
+class RequestIds:
+    """Internal ids: a prefix that tells this front from others, and a number. Thread-safe.
+
+    Owns: the counter.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._numbers = itertools.count()  # next() on it is atomic
+
+    def next(self) -> str:
+        """An id that this object never gave before."""
+        return f"{self._prefix}{next(self._numbers)}"
+
+
+class Prepared(NamedTuple):
+    """One request, ready to be sent: what the assembler must expect and what the engine gets."""
+
+    opening: Opening
+    requests: tuple[EngineRequest, ...]
+
+
+class Intake:
+    """Makes requests. Thread-safe.
+
+    Owns: nothing but the id counter it was given.
+    """
+
+    def __init__(self, limits: "Limits", info: EngineInfo, ids: RequestIds, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._info = info
+        self._ids = ids
+        self._clock = clock
+
+    def prepare(
+        self,
+        input: "EngineInput",
+        params: SamplingParams,
+        options: RequestOptions,
+        *,
+        kind: OutputKind | None = None,
+    ) -> Prepared:
+        """Check a request and make its samples; `kind` overrides the output kind it asks for.
+
+        Raises `ClientError` when the model cannot serve it.
+        """
+        params = self._limits.check(input, params)
+        if kind is not None and params.output_kind is not kind:
+            params = params.replace(output_kind=kind)
+        parent_id, arrival_s = self._ids.next(), self._clock()
+        prompt = tuple(input.prompt_token_ids)
+        ids = (parent_id,) if params.n == 1 else tuple(f"{parent_id}.{i}" for i in range(params.n))
+        bad_words_ids = self._limits.bad_words_ids(params) if params.bad_words else ()
+        requests = tuple(
+            EngineRequest(
+                request_id=request_id,
+                prompt_token_ids=prompt,
+                sampling=_for_sample(params, i),
+                eos_token_ids=self._info.eos_token_ids,
+                bad_words_ids=bad_words_ids,
+                client_id=options.get("client_id", ""),
+                parent_id=parent_id if params.n > 1 else None,
+                sample_index=i,
+                priority=options.get("priority", 0),
+                arrival_s=arrival_s,
+                cache_salt=options.get("cache_salt"),
+                adapter=options.get("adapter"),
+                parts=options.get("parts", ()),
+                data_parallel_rank=options.get("data_parallel_rank"),
+                trace_headers=options.get("trace_headers"),
+            )
+            for i, request_id in enumerate(ids)
+        )
+        opening = Opening(
+            parent_id=parent_id,
+            request_ids=ids,
+            params=params,
+            prompt=input.prompt,
+            prompt_token_ids=prompt,
+            arrived_s=arrival_s,
+            parsers=options.get("parsers", no_parser),
+        )
+        return Prepared(opening, requests)
+
+
+def _for_sample(params: SamplingParams, index: int) -> SamplingParams:
+    """One sample's parameters: the prompt is scored once, by the first sample (OUT-7)."""
+    if params.n == 1:
+        return params
+    if index and params.prompt_logprobs is not None and params.max_tokens != 0:
+        return params.replace(n=1, prompt_logprobs=None)
+    return params.replace(n=1)
