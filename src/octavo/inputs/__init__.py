@@ -1,0 +1,1 @@
+"""Turn what people send into a checked request: text, chats and ids to token ids."""

@@ -1,0 +1,87 @@
+"""A tokenizer from a Hugging Face folder with a `tokenizer.json`.
+
+Promises: the ids that Transformers 5 gives for the same folder. Like it, the post-processor in
+`tokenizer.json` says whether BOS and EOS are added; `add_bos_token` and `add_eos_token` beside it do not.
+Does not know: chat templates (see `chat`), or folders without `tokenizer.json` (see `tokenizer_hf`).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Core
+
+from octavo.base.errors import LoadError
+from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens
+
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty when the file is not there, `LoadError` when it is damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise LoadError(f"{path} is not valid JSON: {e}") from None
+    if not isinstance(data, dict):
+        raise LoadError(f"{path} must hold a JSON object")
+    return data
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """`tokenizer_config.json`, completed from the older `special_tokens_map.json` as Transformers does."""
+    config = read_json(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= read_json(folder / "special_tokens_map.json")
+    return config
+
+
+def special_tokens(config: Mapping[str, Any]) -> SpecialTokens:
+    """The special tokens a folder names, each a string or an object with `content`."""
+    named = {key: text for key, value in config.items() if key.endswith("_token") and (text := _content(value))}
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, Mapping):
+        named |= {key: text for key, value in extra.items() if (text := _content(value))}
+    return SpecialTokens(bos=named.get("bos_token"), eos=named.get("eos_token"), named=named)
+
+
+def load_folder(folder: Path) -> FastTokenizer:
+    """Read `tokenizer.json` and the special tokens named beside it."""
+    file = folder / "tokenizer.json"
+    try:
+        core = Core.from_file(str(file))
+    except Exception as e:  # the library raises the bare class
+        raise LoadError(f"{file} cannot be read as a tokenizer: {e}") from None
+    config = read_tokenizer_config(folder)
+    specials = special_tokens(config)
+    _add_missing(core, config, specials)
+    return FastTokenizer(core, specials)
+
+
+def _add_missing(core: Core, config: Mapping[str, Any], specials: SpecialTokens) -> None:
+    """Tokens that only the configuration names enter the vocabulary; those it calls special become special."""
+    present = {token.content for token in core.get_added_tokens_decoder().values()}
+    listed = config.get("added_tokens_decoder") or {}
+    by_id = (AddedToken(**spec) for _, spec in sorted(listed.items(), key=lambda item: int(item[0])))
+    core.add_tokens([token for token in by_id if token.content not in present])
+    objects = {token.content: token for token in core.get_added_tokens_decoder().values()}
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
+    texts = [specials.named[role] for role in specials.named if role in ROLES]
+    texts += [text for value in _values(extra) if (text := _content(value))]
+    core.add_special_tokens(
+        [objects.get(text) or AddedToken(text, special=True, normalized=False) for text in dict.fromkeys(texts)]
+    )
+
+
+def _values(extra: Any) -> Iterable[Any]:
+    return extra.values() if isinstance(extra, Mapping) else extra
+
+
+def _content(value: Any) -> str | None:
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
