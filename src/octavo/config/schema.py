@@ -101,6 +101,9 @@ class ServerConfig:
     disable_access_log: bool = option(False, "Do not log each HTTP request.")
     max_request_bytes: int = option(32 << 20, "Largest request body.", unit="bytes", kind="size")
     drain_timeout_s: float = option(15.0, "How long a stop waits for running requests.", unit="seconds")
+    allowed_origins: tuple[str, ...] | None = option(None, "Origins whose web pages may call the server, * for any; none when not given.", kind="list")  # fmt: skip
+    trust_request_chat_template: bool = option(False, "Let a request bring its own chat template.")
+    stream_keep_alive_s: float = option(15.0, "Silence in a stream after which a comment keeps the connection open.", unit="seconds")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

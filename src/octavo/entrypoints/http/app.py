@@ -1,0 +1,152 @@
+"""The HTTP application: routes, middleware, and the documents that describe them.
+
+Promises: `create_app` needs a front and the server's options and nothing else; every route but the probes
+asks for a key when keys are set; the gate in `app.state.gate` ends admission and drains (OPS-10).
+Does not know: sockets, signals, or how the engine was started (its owner starts and stops it).
+"""
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+import octavo
+from octavo.config.schema import ServerConfig
+from octavo.entrypoints.http.admin import AdminRoutes
+from octavo.entrypoints.http.chat import ChatRoute
+from octavo.entrypoints.http.completions import CompletionRoute
+from octavo.entrypoints.http.door import Door
+from octavo.entrypoints.http.edge import Edge, Keyring
+from octavo.entrypoints.http.errors import HttpError, answer
+from octavo.entrypoints.http.fields import WARNING_HEADER
+from octavo.entrypoints.http.gate import Gate
+from octavo.entrypoints.http.logprobs import Bytes
+from octavo.entrypoints.http.render import RenderRoutes
+from octavo.entrypoints.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.entrypoints.http.wire import json_response
+from octavo.serving.front import Front
+
+
+def random_id() -> str:
+    """32 hexadecimal digits that nobody can guess."""
+    return uuid.uuid4().hex
+
+
+def create_app(
+    front: Front,
+    server: ServerConfig,
+    *,
+    clock: Callable[[], float] = time.time,
+    new_id: Callable[[], str] = random_id,
+) -> FastAPI:
+    """The application over a front whose engine its owner starts and stops.
+
+    `app.state.gate` is the `Gate`: call `stop()` when the server should end, then `drained(timeout_s)`,
+    then `cut()`.
+    """
+    door = Door(
+        front=front,
+        server=server,
+        gate=Gate(),
+        clock=clock,
+        new_id=new_id,
+        bytes_of=Bytes(front.renderer.tokenizer),
+    )
+    app = FastAPI(title="Octavo", version=octavo.__version__, docs_url=None, redoc_url=None)
+    app.state.gate = door.gate
+    _add_routes(app, door)
+    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(RequestValidationError, _path_exception)
+    app.add_middleware(Edge, keyring=Keyring(server.api_key or ()), new_id=new_id)
+    if server.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(server.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", WARNING_HEADER, "Retry-After"],
+        )
+    return app
+
+
+def _add_routes(app: FastAPI, door: Door) -> None:
+    admin, render = AdminRoutes(door), RenderRoutes(door)
+    chat, completions = ChatRoute(door), CompletionRoute(door)
+
+    def get(path: str, handler: Callable[[Request], Any]) -> None:
+        app.add_api_route(path, handler, methods=["GET", "HEAD"], response_model=None, operation_id=_name(path))
+
+    def post(path: str, handler: Callable[[Request], Any], body: type[BaseModel] | None = None) -> None:
+        app.add_api_route(
+            path,
+            handler,
+            methods=["POST"],
+            response_model=None,
+            operation_id=_name(path),
+            openapi_extra=None if body is None else _body_schema(body),
+        )
+
+    post("/v1/completions", completions.create, CompletionRequest)
+    post("/v1/chat/completions", chat.create, ChatRequest)
+    post("/v1/completions/render", render.completion, CompletionRequest)
+    post("/v1/chat/completions/render", render.chat, ChatRequest)
+    post("/tokenize", render.tokenize, TokenizeRequest)
+    post("/detokenize", render.detokenize, DetokenizeRequest)
+    post("/reset_prefix_cache", admin.reset_prefix_cache)
+    get("/v1/models", admin.models)
+    get("/v1/models/{model:path}", admin.model)
+    get("/health", admin.health)
+    get("/ping", admin.health)
+    get("/ready", admin.ready)
+    get("/version", admin.version)
+    get("/load", admin.load)
+    get("/metrics", admin.metrics)
+
+
+def _name(path: str) -> str:
+    return path.strip("/").replace("/", "_").replace("{model:path}", "one")
+
+
+def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """A request body for the OpenAPI document; bodies are read and checked by our own code."""
+    schema = model.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema, schema)}}}}
+
+
+def _inlined(part: Any, root: dict[str, Any]) -> Any:
+    """`part` without references, which would not resolve inside an OpenAPI document."""
+    if isinstance(part, list):
+        return [_inlined(each, root) for each in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        return _inlined(root["$defs"][part["$ref"].rsplit("/", 1)[-1]], root)
+    return {key: _inlined(value, root) for key, value in part.items() if key != "$defs"}
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    """Unknown routes and methods, in OpenAI's shape."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    headers = dict(getattr(error, "headers", None) or {})
+    messages = {404: "there is no such route", 405: "this route does not take this method"}
+    detail = messages.get(status, str(getattr(error, "detail", "the request was refused")))
+    path = request.scope["path"][:100]
+    told = answer(HttpError(status, f"{detail}: {request.method[:20]} {path}", code=_code(status), headers=headers))
+    return json_response(told.body, status=told.status, headers=told.headers)
+
+
+def _code(status: int) -> str:
+    return {404: "not_found", 405: "method_not_allowed"}.get(status, "http_error")
+
+
+async def _path_exception(_request: Request, _error: Exception) -> Response:
+    told = answer(HttpError(400, "the request's path or query is not valid", code="invalid_request"))
+    return json_response(told.body, status=told.status)

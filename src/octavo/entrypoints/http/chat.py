@@ -1,0 +1,186 @@
+"""`POST /v1/chat/completions`: messages in, the assistant's message out.
+
+Promises: OpenAI's shapes, plain and streamed, from the same outputs; the role stands only in an index's
+first delta and a finish reason only in its last.
+Does not know: templates or tokens (`inputs.renderer` does).
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.base.errors import ClientError
+from octavo.base.outputs import CompletionOutput, RequestOutput
+from octavo.entrypoints.http.door import Door
+from octavo.entrypoints.http.errors import not_available
+from octavo.entrypoints.http.fields import warning_headers
+from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, serve
+from octavo.entrypoints.http.logprobs import Bytes, chat_logprobs, prompt_scores
+from octavo.entrypoints.http.render import render_chat
+from octavo.entrypoints.http.sampling import chat_params
+from octavo.entrypoints.http.schemas import ChatRequest
+from octavo.entrypoints.http.sse import DONE, frame
+from octavo.entrypoints.http.wire import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    PromptScores,
+    Usage,
+)
+
+TOOLS_AS_TEXT = "tools reach the model, but this version returns its calls as text"
+_TOOL_CHOICES = ("none", "auto", "required")
+
+
+class ChatRoute:
+    """Owns: nothing; the door has the state."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def create(self, request: Request) -> Response:
+        """Answer one chat request; raises what `errors.answer` turns into a status."""
+        door = self._door
+        req, warnings = await door.read(ChatRequest, request)
+        model = door.model_name(req.model)
+        check_chat(req)
+        if req.tools and req.tool_choice != "none":
+            warnings.append(TOOLS_AS_TEXT)
+        params = chat_params(req, door.front.info.default_sampling)
+
+        async def prepare() -> "ChatReply":
+            job = Job(await render_chat(door, req), params)
+            return ChatReply(Head.of(req, door, "chatcmpl", model), job, req.top_logprobs or 0, door.bytes_of)
+
+        return await serve(door, request, req, prepare, warning_headers(warnings))
+
+
+def check_chat(req: ChatRequest) -> None:
+    """Refuse what this version does not serve (INP-20); raises `ClientError`."""
+    choice = req.tool_choice
+    if isinstance(choice, str) and choice not in _TOOL_CHOICES:
+        raise ClientError(f"tool_choice must be one of {', '.join(_TOOL_CHOICES)}", param="tool_choice")
+    if choice is not None and choice not in ("none", "auto"):
+        raise not_available("a forced tool_choice ('required' or a named tool)", param="tool_choice")
+    if req.parallel_tool_calls is False and req.tools and choice != "none":
+        raise not_available("parallel_tool_calls: false", param="parallel_tool_calls")
+    if req.modalities is not None and req.modalities != ["text"]:
+        raise not_available("a modality other than text", param="modalities")
+
+
+class ChatReply:
+    """One chat answer being told.
+
+    Owns: which indexes have begun and ended, and the usage so far.
+    """
+
+    def __init__(self, head: Head, job: Job, num_top: int, bytes_of: Bytes) -> None:
+        self._head = head
+        self._job = job
+        self._num_top = num_top
+        self._bytes_of = bytes_of
+        self._begun = [False] * job.params.n
+        self._ended = [False] * job.params.n
+        self._usage = UsageCount()
+        self._wants_ids = head.return_token_ids
+        self._wants_scores = job.params.prompt_logprobs is not None
+
+    def jobs(self) -> Sequence[Job]:
+        """The one prompt."""
+        return (self._job,)
+
+    def whole(self, finals: Sequence[RequestOutput]) -> ChatCompletion:
+        """The plain answer."""
+        out = finals[0]
+        self._usage.note(0, out)
+        return ChatCompletion(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=[self._choice(each) for each in out.outputs],
+            usage=self._usage.total(),
+            prompt_token_ids=list(out.prompt_token_ids) if self._head.return_token_ids else UNSET,
+            prompt_logprobs=prompt_scores(out.prompt_logprobs or []) if self._wants_scores else UNSET,
+        )
+
+    def _choice(self, each: CompletionOutput) -> ChatChoice:
+        return ChatChoice(
+            index=each.index,
+            message=ChatMessage("assistant", each.text),
+            logprobs=self._logprobs(each),
+            finish_reason=each.finish_reason or "stop",
+            stop_reason=each.stop_reason,
+            token_ids=list(each.token_ids) if self._head.return_token_ids else UNSET,
+        )
+
+    def _logprobs(self, each: CompletionOutput) -> ChatLogprobs | None:
+        if self._job.params.logprobs is None or each.logprobs is None:
+            return None
+        return chat_logprobs(each.logprobs, self._num_top, self._bytes_of)
+
+    async def frames(self, outputs: AsyncIterator[Indexed]) -> AsyncGenerator[bytes, None]:
+        """All events of the stream."""
+        async for _, out in outputs:
+            self._usage.note(0, out)
+            if data := b"".join(frame(chunk) for chunk in self._chunks(out)):
+                yield data
+        if self._head.include_usage:
+            yield frame(self._chunk([], usage=self._usage.total()))
+        yield DONE
+
+    def _chunks(self, out: RequestOutput) -> list[ChatChunk]:
+        chunks = []
+        for each in out.outputs:
+            if self._ended[each.index]:
+                continue
+            if not self._begun[each.index]:
+                self._begun[each.index] = True
+                first = ChatChunkChoice(index=each.index, delta=ChatDelta(role="assistant", content=""))
+                chunks.append(self._chunk([first], out))
+            if self._has_news(each):
+                self._ended[each.index] = each.finished
+                chunks.append(self._chunk([self._delta(each)], out))
+        return chunks
+
+    def _has_news(self, each: CompletionOutput) -> bool:
+        told = each.text or each.finished or (each.logprobs and self._job.params.logprobs is not None)
+        return bool(told or (self._head.return_token_ids and each.token_ids))
+
+    def _delta(self, each: CompletionOutput) -> ChatChunkChoice:
+        logprobs = self._logprobs(each) if each.logprobs else None
+        return ChatChunkChoice(
+            index=each.index,
+            delta=ChatDelta(content=each.text) if each.text or logprobs else ChatDelta(),
+            logprobs=logprobs,
+            finish_reason=each.finish_reason,
+            stop_reason=each.stop_reason if each.finished else UNSET,
+            token_ids=list(each.token_ids) if self._head.return_token_ids else UNSET,
+        )
+
+    def _chunk(
+        self, choices: list[ChatChunkChoice], out: RequestOutput | None = None, usage: Usage | None = None
+    ) -> ChatChunk:
+        shown: Usage | UnsetType | None = UNSET
+        if self._head.include_usage:
+            shown = self._usage.total() if self._head.continuous_usage and choices else usage
+        ids: list[int] | UnsetType = UNSET
+        scores: PromptScores | UnsetType = UNSET
+        if out is not None and self._wants_ids:
+            ids, self._wants_ids = list(out.prompt_token_ids), False
+        if out is not None and self._wants_scores and out.prompt_logprobs is not None:
+            scores, self._wants_scores = prompt_scores(out.prompt_logprobs), False
+        return ChatChunk(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=choices,
+            usage=shown,
+            prompt_token_ids=ids,
+            prompt_logprobs=scores,
+        )

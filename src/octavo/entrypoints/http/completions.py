@@ -1,0 +1,228 @@
+"""`POST /v1/completions`: prompts in, continuations out; with `echo` also the prompts and their scores.
+
+Promises: OpenAI's shapes, plain and streamed, from the same outputs; choice `p * n + i` is answer i to
+prompt p; with `echo` the first chunk of a choice is the prompt with its scores (API-03, LOG-02).
+Does not know: tokens or templates (`inputs.renderer` does).
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.base.outputs import CompletionOutput, RequestOutput
+from octavo.base.params import SamplingParams
+from octavo.entrypoints.http.door import Door
+from octavo.entrypoints.http.fields import warning_headers
+from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, serve
+from octavo.entrypoints.http.logprobs import Offsets, completion_logprobs, joined, prompt_scores
+from octavo.entrypoints.http.prompts import split_prompts
+from octavo.entrypoints.http.render import render_prompts
+from octavo.entrypoints.http.sampling import completion_params
+from octavo.entrypoints.http.schemas import CompletionRequest
+from octavo.entrypoints.http.sse import DONE, frame
+from octavo.entrypoints.http.wire import Completion, CompletionChoice, CompletionLogprobs, PromptScores, Usage
+from octavo.inputs.tokenizer import Tokenizer
+from octavo.outputs.detokenizer import Detokenizer
+
+CONTEXT_TOKENS = 6  # prompt ids that let a decoder join prompt and answer well
+
+
+class CompletionRoute:
+    """Owns: nothing; the door has the state."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def create(self, request: Request) -> Response:
+        """Answer one completion request; raises what `errors.answer` turns into a status."""
+        door = self._door
+        req, warnings = await door.read(CompletionRequest, request)
+        model = door.model_name(req.model)
+        params = completion_params(req, door.front.info.default_sampling)
+        prompts = split_prompts(req.prompt, max(1, door.front.info.max_waiting_requests // params.n))
+
+        async def prepare() -> "CompletionReply":
+            inputs = await render_prompts(door, prompts, req.add_special_tokens)
+            jobs = [Job(each, params) for each in inputs]
+            echoes = [Echo.of(job, req, door.tokenizer) for job in jobs]
+            return CompletionReply(Head.of(req, door, "cmpl", model), jobs, echoes, req.logprobs, door.tokenizer)
+
+        return await serve(door, request, req, prepare, warning_headers(warnings))
+
+
+class Echo:
+    """The prompt as the answer's first part, or nothing when it was not asked for.
+
+    Owns: nothing after it is made.
+    """
+
+    __slots__ = ("num_top", "text", "wanted")
+
+    def __init__(self, wanted: bool, text: str, num_top: int | None) -> None:
+        self.wanted = wanted
+        self.text = text
+        self.num_top = num_top  # None: without scores
+
+    @classmethod
+    def of(cls, job: Job, req: CompletionRequest, tokenizer: Tokenizer) -> "Echo":
+        """What this request echoes of one prompt; token prompts come back as text."""
+        if not req.echo:
+            return cls(False, "", None)
+        text = job.input.prompt
+        if text is None:
+            text = tokenizer.decode(job.input.prompt_token_ids, skip_special_tokens=job.params.skip_special_tokens)
+        return cls(True, text, req.logprobs)
+
+    def logprobs(self, out: RequestOutput, params: SamplingParams, tokenizer: Tokenizer) -> CompletionLogprobs | None:
+        """The prompt's scores in the completions shape, if they were asked for."""
+        if self.num_top is None or out.prompt_logprobs is None:
+            return None
+        offsets = Offsets(_detokenizer(params, tokenizer, ()))
+        return completion_logprobs(
+            out.prompt_token_ids, out.prompt_logprobs, self.num_top, offsets=offsets, tokenizer=tokenizer
+        )
+
+
+def _detokenizer(params: SamplingParams, tokenizer: Tokenizer, context: Sequence[int]) -> Detokenizer:
+    return Detokenizer(
+        tokenizer,
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+        context=context,
+    )
+
+
+class CompletionReply:
+    """The answers to all prompts of one request being told.
+
+    Owns: which choices have begun and ended, where their texts stand, and the usage so far.
+    """
+
+    def __init__(
+        self, head: Head, jobs: Sequence[Job], echoes: Sequence[Echo], num_top: int | None, tokenizer: Tokenizer
+    ) -> None:
+        self._head = head
+        self._jobs = jobs
+        self._echoes = echoes
+        self._num_top = num_top
+        self._tokenizer = tokenizer
+        self._n = jobs[0].params.n
+        self._begun = [False] * (self._n * len(jobs))
+        self._ended = [False] * (self._n * len(jobs))
+        self._offsets: dict[int, Offsets] = {}
+        self._usage = UsageCount()
+        self._shows_scores = jobs[0].params.prompt_logprobs is not None
+
+    def jobs(self) -> Sequence[Job]:
+        """All prompts, in the order sent."""
+        return self._jobs
+
+    def whole(self, finals: Sequence[RequestOutput]) -> Completion:
+        """The plain answer."""
+        choices = []
+        for place, out in enumerate(finals):
+            self._usage.note(place, out)
+            choices += [self._whole_choice(place, out, each) for each in out.outputs]
+        return self._completion(choices, self._usage.total())
+
+    def _whole_choice(self, place: int, out: RequestOutput, each: CompletionOutput) -> CompletionChoice:
+        echo = self._echoes[place]
+        first = self._first(place, out, each.index)
+        rest = self._choice(place, out, each)
+        scores = rest.logprobs
+        if first.logprobs is not None and scores is not None:
+            scores = joined(first.logprobs, scores)
+        return CompletionChoice(
+            index=rest.index,
+            text=echo.text + each.text,
+            logprobs=scores or first.logprobs,
+            finish_reason=each.finish_reason or "stop",
+            stop_reason=each.stop_reason,
+            token_ids=rest.token_ids,
+            prompt_token_ids=first.prompt_token_ids,
+            prompt_logprobs=first.prompt_logprobs,
+        )
+
+    def _first(self, place: int, out: RequestOutput, index: int) -> CompletionChoice:
+        """What comes before the answer: the echoed prompt, its ids and scores."""
+        echo, params = self._echoes[place], self._jobs[place].params
+        scores: PromptScores | UnsetType = UNSET
+        if self._shows_scores and out.prompt_logprobs is not None:
+            scores = prompt_scores(out.prompt_logprobs)
+        return CompletionChoice(
+            index=place * self._n + index,
+            text=echo.text,
+            logprobs=echo.logprobs(out, params, self._tokenizer),
+            prompt_token_ids=list(out.prompt_token_ids) if self._head.return_token_ids else UNSET,
+            prompt_logprobs=scores,
+        )
+
+    def _choice(self, place: int, out: RequestOutput, each: CompletionOutput) -> CompletionChoice:
+        index = place * self._n + each.index
+        return CompletionChoice(
+            index=index,
+            text=each.text,
+            logprobs=self._logprobs(place, out, each, index),
+            finish_reason=each.finish_reason,
+            stop_reason=each.stop_reason,
+            token_ids=list(each.token_ids) if self._head.return_token_ids else UNSET,
+        )
+
+    def _logprobs(
+        self, place: int, out: RequestOutput, each: CompletionOutput, index: int
+    ) -> CompletionLogprobs | None:
+        if self._num_top is None or each.logprobs is None:
+            return None
+        if index not in self._offsets:
+            context = out.prompt_token_ids[-CONTEXT_TOKENS:]
+            detokenizer = _detokenizer(self._jobs[place].params, self._tokenizer, context)
+            self._offsets[index] = Offsets(detokenizer, start=len(self._echoes[place].text))
+        return completion_logprobs(
+            each.token_ids,
+            each.logprobs,
+            self._num_top,
+            offsets=self._offsets[index],
+            tokenizer=self._tokenizer,
+        )
+
+    async def frames(self, outputs: AsyncIterator[Indexed]) -> AsyncGenerator[bytes, None]:
+        """All events of the stream."""
+        async for place, out in outputs:
+            self._usage.note(place, out)
+            if data := b"".join(frame(self._chunk(choice)) for choice in self._news(place, out)):
+                yield data
+        if self._head.include_usage:
+            yield frame(self._completion([], self._usage.total()))
+        yield DONE
+
+    def _news(self, place: int, out: RequestOutput) -> list[CompletionChoice]:
+        choices = []
+        for each in out.outputs:
+            index = place * self._n + each.index
+            if self._ended[index]:
+                continue
+            if not self._begun[index]:
+                self._begun[index] = True
+                if self._echoes[place].wanted or self._shows_scores or self._head.return_token_ids:
+                    choices.append(self._first(place, out, each.index))
+            if self._has_news(each):
+                self._ended[index] = each.finished
+                choices.append(self._choice(place, out, each))
+        return choices
+
+    def _has_news(self, each: CompletionOutput) -> bool:
+        told = each.text or each.finished or (each.logprobs and self._num_top is not None)
+        return bool(told or (self._head.return_token_ids and each.token_ids))
+
+    def _chunk(self, choice: CompletionChoice) -> Completion:
+        shown: Usage | UnsetType | None = UNSET
+        if self._head.include_usage:
+            shown = self._usage.total() if self._head.continuous_usage else None
+        return self._completion([choice], shown)
+
+    def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
+        return Completion(
+            id=self._head.id, created=self._head.created, model=self._head.model, choices=choices, usage=usage
+        )

@@ -1,0 +1,104 @@
+"""The outermost layer of every request: its id, the key check, and the last word on exceptions.
+
+Promises: every answer carries `X-Request-Id` (the client's own when it sent one); without a valid key
+only the open paths answer; no exception leaves this layer as anything but OpenAI's error shape.
+Does not know: routes or bodies.
+"""
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Callable, Sequence
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.entrypoints.http.errors import ClientGone, HttpError, answer
+from octavo.entrypoints.http.wire import json_response
+
+logger = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})  # probes cannot hold keys, and these say yes or no only
+MAX_ID_CHARS = 128
+
+
+class Keyring:
+    """Compares bearer tokens in constant time, whatever the key's length and place in the list."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+
+    def admits(self, authorization: str) -> bool:
+        """True when no keys are set, or the header holds one of them as a bearer token."""
+        if not self._digests:
+            return True
+        scheme, _, token = authorization.partition(" ")
+        given = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
+        found = False
+        for digest in self._digests:  # no early end: time must not tell which key came close
+            found |= hmac.compare_digest(digest, given)
+        return found and scheme.lower() == "bearer"
+
+
+class Edge:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, *, keyring: Keyring, new_id: Callable[[], str]) -> None:
+        self._app = app
+        self._keyring = keyring
+        self._new_id = new_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; anything but HTTP passes through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        client_id = clean_id(headers.get(b"x-request-id", b"").decode("latin-1"))
+        request_id = client_id or self._new_id()
+        scope.setdefault("state", {})["client_id"] = client_id or request_id
+        started = False
+
+        async def tell(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            if scope["path"] not in OPEN_PATHS and not self._keyring.admits(
+                headers.get(b"authorization", b"").decode("latin-1")
+            ):
+                raise _unauthorized()
+            await self._app(scope, receive, tell)
+        except ClientGone:
+            logger.debug("client left before the answer to request %s", request_id)
+        except Exception as error:
+            if started:  # nothing can be said any more; the server closes the connection
+                raise
+            await _refuse(error, request_id, scope, receive, tell)
+
+
+async def _refuse(error: Exception, request_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+    told = answer(error)
+    if told.body.error.code == "internal_error":
+        logger.error("request %s to %s failed", request_id, scope["path"], exc_info=error)
+    elif told.status >= 500:
+        logger.error("request %s to %s failed: %s", request_id, scope["path"], told.body.error.message)
+    response = json_response(told.body, status=told.status, headers=told.headers)
+    await response(scope, receive, send)
+
+
+def _unauthorized() -> HttpError:
+    return HttpError(
+        401,
+        "a valid API key is needed; send it as 'Authorization: Bearer KEY'",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def clean_id(text: str) -> str:
+    """A client's id as it may stand in logs and headers; empty when nothing of it can."""
+    return "".join(c for c in text[:MAX_ID_CHARS] if c.isascii() and c.isprintable()).strip()

@@ -1,0 +1,237 @@
+"""One generating HTTP request from start to end: open the engine's streams, answer plain or streamed, close.
+
+Promises: everything is validated before the first byte of a stream; when the client leaves, the server
+stops or anything fails, every engine stream of the request is closed, which aborts it in the core.
+Does not know: OpenAI's shapes (a `Reply` does).
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.base.errors import ClientError, RequestFailed
+from octavo.base.outputs import RequestOutput
+from octavo.base.params import SamplingParams
+from octavo.entrypoints.http.door import Door, trace_headers
+from octavo.entrypoints.http.errors import ServerStopping
+from octavo.entrypoints.http.sampling import limit_names, renamed
+from octavo.entrypoints.http.schemas import GenerateRequest
+from octavo.entrypoints.http.sse import EventStream, until_gone
+from octavo.entrypoints.http.wire import Usage, json_response, make_usage
+from octavo.inputs.renderer import EngineInput
+from octavo.serving.async_engine import AsyncEngine, Stream
+
+Indexed = tuple[int, RequestOutput]  # which prompt of the request, and what came for it
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One prompt to generate for."""
+
+    input: EngineInput
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What all chunks of one answer share, and what the client asked to see."""
+
+    id: str
+    created: int
+    model: str
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+
+    @classmethod
+    def of(cls, req: GenerateRequest, door: Door, prefix: str, model: str) -> "Head":
+        """A new answer's head; the id is the server's own whatever the client sent."""
+        options = req.stream_options
+        return cls(
+            id=f"{prefix}-{door.new_id()}",
+            created=int(door.clock()),
+            model=model,
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.continuous_usage_stats),
+            return_token_ids=bool(req.return_token_ids),
+        )
+
+
+class Reply(Protocol):
+    """How one route answers."""
+
+    def jobs(self) -> Sequence[Job]:
+        """The prompts to run."""
+
+    def whole(self, finals: Sequence[RequestOutput]) -> msgspec.Struct:
+        """The plain answer."""
+
+    def frames(self, outputs: AsyncIterator[Indexed]) -> AsyncGenerator[bytes, None]:
+        """The events of a stream, `[DONE]` included."""
+
+
+class UsageCount:
+    """Usage over all prompts of a request.
+
+    Owns: the last output of each prompt.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[int, int, int]] = {}
+
+    def note(self, index: int, out: RequestOutput) -> None:
+        """Take what `out` says of prompt `index`."""
+        self._last[index] = (len(out.prompt_token_ids), out.num_output_tokens, out.num_cached_tokens)
+
+    def total(self) -> Usage:
+        """The sums so far."""
+        sums = [sum(column) for column in zip(*self._last.values(), strict=True)] or [0, 0, 0]
+        return make_usage(*sums)
+
+
+class Run:
+    """The engine streams of one HTTP request.
+
+    Owns: the streams, and the tasks that merge them when there are several.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._streams: list[Stream] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, jobs: Sequence[Job], req: GenerateRequest, request: Request, client_id: str) -> None:
+        """Open one stream for each job; raises before anything is answered when one is refused."""
+        traces = trace_headers(request)
+        for place, job in enumerate(jobs):
+            try:
+                stream = await self._engine.open(
+                    job.input,
+                    job.params,
+                    client_id=client_id,
+                    priority=req.priority or 0,
+                    cache_salt=req.cache_salt,
+                    trace_headers=traces,
+                )
+            except ClientError as error:
+                raise located(renamed(error, limit_names(req)), place, len(jobs)) from None
+            self._streams.append(stream)
+
+    async def outputs(self) -> AsyncGenerator[Indexed, None]:
+        """What comes, in the order it comes. Raises `RequestFailed` when the engine gave up on a prompt."""
+        if len(self._streams) == 1:
+            async for out in self._streams[0]:
+                yield 0, checked(out)
+            return
+        queue: asyncio.Queue[Indexed | Exception | None] = asyncio.Queue(maxsize=len(self._streams))
+        self._tasks = [asyncio.create_task(_feed(i, s, queue)) for i, s in enumerate(self._streams)]
+        running = len(self._tasks)
+        while running:
+            item = await queue.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item[0], checked(item[1])
+
+    async def finals(self) -> list[RequestOutput]:
+        """The last output of each prompt, in order."""
+        last: dict[int, RequestOutput] = {}
+        async for index, out in self.outputs():
+            last[index] = out
+        if len(last) != len(self._streams):
+            raise RequestFailed("the engine ended the request without an answer")
+        return [last[i] for i in range(len(self._streams))]
+
+    async def close(self) -> None:
+        """End every stream; those that still run are aborted in the core."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for stream in self._streams:
+            await stream.aclose()
+
+
+async def _feed(
+    index: int, stream: AsyncIterator[RequestOutput], queue: "asyncio.Queue[Indexed | Exception | None]"
+) -> None:
+    try:
+        async for out in stream:
+            await queue.put((index, out))
+    except Exception as error:
+        await queue.put(error)
+    else:
+        await queue.put(None)
+
+
+def checked(out: RequestOutput) -> RequestOutput:
+    """`out`, unless it says that the engine failed on it."""
+    if out.error is not None:
+        raise RequestFailed(out.error)
+    if any(each.finish_reason == "error" for each in out.outputs):
+        raise RequestFailed("the request failed in the engine")
+    return out
+
+
+def located(error: ClientError, place: int, num_prompts: int) -> ClientError:
+    """Say which prompt of a batch was refused."""
+    if num_prompts > 1:
+        error.message = f"prompt {place}: {error.message}"
+    return error
+
+
+async def serve(
+    door: Door,
+    request: Request,
+    req: GenerateRequest,
+    prepare: Callable[[], Awaitable[Reply]],
+    headers: dict[str, str],
+) -> Response:
+    """Answer one generating request. `prepare` renders and validates, and makes the reply.
+
+    Raises 4xx and 5xx errors, and `ClientGone`.
+    """
+    door.check_alive()
+    ticket = door.gate.enter()
+    run = Run(door.front.engine)
+    client_id = door.client_id(request, req.request_id)
+
+    async def begin() -> Reply:
+        reply = await prepare()
+        await run.start(reply.jobs(), req, request, client_id)
+        return reply
+
+    async def plain() -> msgspec.Struct:
+        reply = await begin()
+        return reply.whole(await run.finals())
+
+    async def close() -> None:
+        await run.close()
+
+    streaming = False
+    try:
+        if req.stream:
+            reply = await until_gone(request.receive, ticket, begin())
+            streaming = True
+            return EventStream(
+                reply.frames(run.outputs()),
+                close,
+                gate=door.gate,
+                ticket=ticket,
+                keep_alive_s=door.server.stream_keep_alive_s,
+                headers=headers,
+            )
+        return json_response(await until_gone(request.receive, ticket, plain()), headers=headers)
+    except asyncio.CancelledError:  # the server's time to finish is over: say so instead of hanging up
+        raise ServerStopping from None
+    finally:
+        if not streaming:
+            with suppress(asyncio.CancelledError):
+                await run.close()
+            door.gate.leave(ticket)

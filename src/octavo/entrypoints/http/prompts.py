@@ -1,0 +1,55 @@
+"""The `prompt` field of a completion: text, token ids, or a list of either.
+
+Promises: one list of prompts in the order sent, or a `ClientError` that says which entry is wrong and why;
+a wrong number is named, never narrowed or rounded (API-05).
+Does not know: the vocabulary or the context length.
+"""
+
+from collections.abc import Sequence
+
+from octavo.base.errors import ClientError
+from octavo.entrypoints.http.body import json_kind
+
+Prompt = str | list[int]
+_SHAPE = "prompt must be a string, a list of strings, a list of token ids, or a list of such lists"
+
+
+def split_prompts(prompt: object, max_prompts: int) -> list[Prompt]:
+    """The prompts of one request; raises `ClientError`."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list):
+        raise ClientError(f"{_SHAPE}, got {json_kind(prompt)}", param="prompt", code="invalid_type")
+    if not prompt:
+        raise ClientError("prompt must not be empty", param="prompt")
+    first = prompt[0]
+    if isinstance(first, str | list):
+        if len(prompt) > max_prompts:
+            raise ClientError(
+                f"prompt holds {len(prompt)} prompts; this server takes at most {max_prompts} in one request",
+                param="prompt",
+            )
+        return [_one(each, first, i) for i, each in enumerate(prompt)]
+    check_tokens(prompt, "prompt")
+    return [prompt]
+
+
+def _one(each: object, first: object, place: int) -> Prompt:
+    where = f"prompt[{place}]"
+    if isinstance(first, str):
+        if not isinstance(each, str):
+            raise ClientError(f"{where} must be a string as prompt[0] is, got {json_kind(each)}", param=where)
+        return each
+    if not isinstance(each, list):
+        raise ClientError(f"{where} must be a list of token ids as prompt[0] is, got {json_kind(each)}", param=where)
+    check_tokens(each, where)
+    return each
+
+
+def check_tokens(ids: Sequence[object], where: str) -> None:
+    """Raise `ClientError` unless every entry is an integer (true, 1.5 and "1" are not)."""
+    if set(map(type, ids)) <= {int}:
+        return
+    place, wrong = next((i, v) for i, v in enumerate(ids) if type(v) is not int)
+    shown = repr(wrong) if isinstance(wrong, float) else json_kind(wrong)
+    raise ClientError(f"{where}[{place}] must be a token id, got {shown}", param=where, code="invalid_type")

@@ -1,0 +1,184 @@
+"""Prompts as the model will see them: shared by generation, tokenization and the render-only routes (INP-3).
+
+Promises: every route that takes a prompt renders it here and so gives the same token ids; a chat template
+in a request is refused unless the server allows it.
+Does not know: how a template or a tokenizer works.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.base.errors import ClientError
+from octavo.entrypoints.http.door import Door
+from octavo.entrypoints.http.fields import warning_headers
+from octavo.entrypoints.http.prompts import Prompt, check_tokens, split_prompts
+from octavo.entrypoints.http.sampling import chat_params, completion_params, limit_names, renamed
+from octavo.entrypoints.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.entrypoints.http.wire import json_response
+from octavo.inputs.renderer import EngineInput
+
+
+class RenderedPrompt(msgspec.Struct, frozen=True):
+    """One prompt as text and ids; `prompt` is null when it came as ids."""
+
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+
+
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
+    """What a generating request would run with: its prompts and every sampling parameter, defaults included."""
+
+    object: str = "render"
+    model: str
+    max_model_len: int
+    prompts: list[RenderedPrompt]
+    sampling_params: dict[str, Any]
+
+
+class TokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Ids of a prompt."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: list[str] | None = None
+
+
+async def render_chat(door: Door, req: ChatRequest | TokenizeRequest) -> EngineInput:
+    """The conversation through the template and the tokenizer; raises `ClientError` with the template's words."""
+    if req.chat_template is not None and not door.server.trust_request_chat_template:
+        raise ClientError(
+            "chat_template in a request is not allowed here; start the server with --trust-request-chat-template",
+            param="chat_template",
+        )
+    more = dict(req.chat_template_kwargs or {})
+    if req.reasoning_effort is not None:
+        more.setdefault("reasoning_effort", req.reasoning_effort)
+    continues = bool(req.continue_final_message)
+    opens = not continues if req.add_generation_prompt is None else req.add_generation_prompt
+    if continues and opens:
+        raise ClientError(
+            "continue_final_message and add_generation_prompt exclude each other; set one of them to false",
+            param="continue_final_message",
+        )
+    tools = None if getattr(req, "tool_choice", None) == "none" else req.tools
+    return await door.front.renderer.achat(
+        req.messages or [],
+        tools=tools,
+        documents=req.documents,
+        add_generation_prompt=opens,
+        continue_final_message=continues,
+        chat_template=req.chat_template,
+        add_special_tokens=req.add_special_tokens,
+        template_kwargs=more,
+    )
+
+
+async def render_prompts(door: Door, prompts: Sequence[Prompt], add_special_tokens: bool | None) -> list[EngineInput]:
+    """Text prompts through the tokenizer's threads, id prompts as they are."""
+    special = add_special_tokens is not False
+    return list(await asyncio.gather(*(_render_prompt(door, prompt, special) for prompt in prompts)))
+
+
+async def _render_prompt(door: Door, prompt: Prompt, special: bool) -> EngineInput:
+    renderer = door.front.renderer
+    if isinstance(prompt, str):
+        return await renderer.atext(prompt, add_special_tokens=special)
+    return renderer.tokens(prompt)
+
+
+class RenderRoutes:
+    """Render-only calls, `/tokenize` and `/detokenize`.
+
+    Owns: nothing; the door has the state.
+    """
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def chat(self, request: Request) -> Response:
+        """`POST /v1/chat/completions/render`."""
+        door = self._door
+        req, warnings = await door.read(ChatRequest, request)
+        model = door.model_name(req.model)
+        params = chat_params(req, door.front.info.default_sampling)
+        return self._rendered(model, [await render_chat(door, req)], params, req, warnings)
+
+    async def completion(self, request: Request) -> Response:
+        """`POST /v1/completions/render`."""
+        door = self._door
+        req, warnings = await door.read(CompletionRequest, request)
+        model = door.model_name(req.model)
+        params = completion_params(req, door.front.info.default_sampling)
+        prompts = split_prompts(req.prompt, max(1, door.front.info.max_waiting_requests // params.n))
+        inputs = await render_prompts(door, prompts, req.add_special_tokens)
+        return self._rendered(model, inputs, params, req, warnings)
+
+    def _rendered(
+        self,
+        model: str,
+        inputs: list[EngineInput],
+        params: Any,
+        req: ChatRequest | CompletionRequest,
+        warnings: list[str],
+    ) -> Response:
+        limits = self._door.front.limits
+        try:
+            resolved = [limits.check(each, params) for each in inputs]
+        except ClientError as error:
+            raise renamed(error, limit_names(req)) from None
+        shown = msgspec.to_builtins(msgspec.structs.asdict(resolved[0]), str_keys=True)
+        del shown["output_kind"]
+        answer = Rendered(
+            model=model,
+            max_model_len=self._door.front.info.max_model_len,
+            prompts=[RenderedPrompt(i.prompt, i.prompt_token_ids, len(i.prompt_token_ids)) for i in inputs],
+            sampling_params=shown,
+        )
+        return json_response(answer, headers=warning_headers(warnings))
+
+    async def tokenize(self, request: Request) -> Response:
+        """`POST /tokenize`."""
+        door = self._door
+        req, warnings = await door.read(TokenizeRequest, request)
+        door.model_name(req.model)
+        if (req.prompt is None) == (req.messages is None):
+            raise ClientError("send either prompt or messages", param="prompt")
+        if req.prompt is None:
+            ids = (await render_chat(door, req)).prompt_token_ids
+        else:
+            special = req.add_special_tokens is not False
+            ids = tuple(await asyncio.to_thread(door.tokenizer.encode, req.prompt, add_special_tokens=special))
+        answer = TokenizeAnswer(
+            count=len(ids),
+            max_model_len=door.front.info.max_model_len,
+            tokens=ids,
+            token_strs=[door.tokenizer.token_text(i) for i in ids] if req.return_token_strs else None,
+        )
+        return json_response(answer, headers=warning_headers(warnings))
+
+    async def detokenize(self, request: Request) -> Response:
+        """`POST /detokenize`."""
+        door = self._door
+        req, warnings = await door.read(DetokenizeRequest, request)
+        door.model_name(req.model)
+        check_tokens(req.tokens, "tokens")
+        size = door.front.info.vocab_size
+        for token in req.tokens:
+            if not 0 <= token < size:
+                raise ClientError(f"tokens must be in [0, {size - 1}], got {_short(token)}", param="tokens")
+        text = await asyncio.to_thread(
+            door.tokenizer.decode, req.tokens, skip_special_tokens=bool(req.skip_special_tokens)
+        )
+        return json_response({"prompt": text}, headers=warning_headers(warnings))
+
+
+def _short(value: int) -> str:
+    text = str(value)
+    return text if len(text) <= 30 else f"a number of {len(text)} digits"

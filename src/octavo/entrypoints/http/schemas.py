@@ -1,0 +1,160 @@
+"""What clients may send: OpenAI's request shapes and the sampling fields users of such engines know.
+
+Promises: types only, checked strictly; None means 'not given'. Ranges belong to `SamplingParams`,
+vocabulary and length to `inputs.limits`, the meaning of messages to `inputs.chat`.
+Does not know: what is done with a field.
+"""
+
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+STRICT: Final = ConfigDict(strict=True, extra="allow", protected_namespaces=(), hide_input_in_errors=True)
+PRIORITY_LIMIT: Final = 2**31 - 1
+
+Tokens = list[int]
+Count = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+
+
+class StreamOptions(BaseModel):
+    """How a stream reports usage."""
+
+    model_config = STRICT
+
+    include_usage: bool | None = Field(None, description="One more chunk with usage before the end.")
+    continuous_usage_stats: bool | None = Field(None, description="Usage so far on every chunk too.")
+
+
+class GenerateRequest(BaseModel):
+    """Fields that completions and chat completions share."""
+
+    model_config = STRICT
+
+    model: str | None = Field(None, description="Served model; the only one when absent.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Count | None = Field(None, description="0 or -1: all tokens.")
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: Count | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: Tokens | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: Tokens | None = None
+    logit_bias: dict[str, float] | None = Field(None, description="Token id to bias in -100..100.")
+    prompt_logprobs: Count | None = Field(None, description="Scores of the prompt's tokens, this many beside each.")
+    priority: int | None = Field(None, ge=-PRIORITY_LIMIT, le=PRIORITY_LIMIT, description="Lower is more urgent.")
+    cache_salt: str | None = Field(None, min_length=1, max_length=1024, description="Prefixes are shared only within one salt.")  # fmt: skip
+    request_id: str | None = Field(None, max_length=256, description="The client's own name of the request, for logs.")
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
+
+    # Accepted because OpenAI's clients send them; they change nothing here.
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+
+
+class CompletionRequest(GenerateRequest):
+    """`POST /v1/completions`. `prompt` is a text, token ids, or a list of either."""
+
+    prompt: Any = Field(..., description="A string, a list of strings, token ids, or a list of lists of token ids.")
+    best_of: Count | None = Field(None, description="Refused unless equal to n.")
+    echo: bool | None = None
+    logprobs: Count | None = None
+
+
+class ChatRequest(GenerateRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Count | None = None
+    max_completion_tokens: Count | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = Field(None, description="Only where the server allows it.")
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(None, description="Reaches the chat template.")
+    modalities: list[str] | None = None
+    verbosity: Any = None
+
+
+class TokenizeRequest(BaseModel):
+    """`POST /tokenize`: a prompt, or messages with the fields of a chat."""
+
+    model_config = STRICT
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    """`POST /detokenize`."""
+
+    model_config = STRICT
+
+    model: str | None = None
+    tokens: Tokens
+    skip_special_tokens: bool | None = None
+
+
+# Fields that other servers or OpenAI's newer interfaces have and this version does not serve: refused by
+# name instead of being dropped in silence (INP-20). Empty values are as good as absent.
+NOT_SERVED: Final[dict[str, str]] = {
+    "suffix": "inserting before a suffix",
+    "use_beam_search": "beam search",
+    "length_penalty": "beam search",
+    "early_stopping": "beam search",
+    "guided_json": "structured output",
+    "guided_regex": "structured output",
+    "guided_choice": "structured output",
+    "guided_grammar": "structured output",
+    "guided_decoding_backend": "structured output",
+    "structured_outputs": "structured output",
+    "structural_tag": "structured output",
+    "grammar": "structured output",
+    "json_schema": "structured output",
+    "regex": "structured output",
+    "logits_processors": "a custom logits processor",
+    "prompt_embeds": "a prompt of embeddings",
+    "truncate_prompt_tokens": "cutting the prompt",
+    "thinking_token_budget": "a thinking budget",
+    "kv_transfer_params": "KV transfer",
+    "functions": "calling functions (deprecated by OpenAI)",
+    "function_call": "calling functions (deprecated by OpenAI)",
+    "audio": "audio output",
+    "prediction": "a predicted output",
+    "web_search_options": "web search",
+    "mm_processor_kwargs": "media input",
+}
