@@ -1,0 +1,183 @@
+"""A real engine process: it serves, dies loudly, never outlives its parent, and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from octavo.base.errors import ConfigError, EngineDead, LoadError
+from octavo.base.params import SamplingParams
+from octavo.base.requests import EngineRequest
+from octavo.base.types import FinishReason
+from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
+from octavo.engine.process import SocketClient
+from tests.support import checkpoints
+
+
+def config(path, **model):
+    return EngineConfig(
+        model=ModelConfig(model=str(path), dtype="float32", max_model_len=512, **model),
+        cache=CacheConfig(num_kv_blocks=64, block_size=16),
+        device=DeviceConfig(num_threads=1),
+    )
+
+
+class Front:
+    """Collects deltas of an engine process.
+
+    Owns: the client, tokens by request, finished requests, and the error that ended the engine.
+    """
+
+    def __init__(self, path):
+        self.tokens, self.finished, self.death = {}, {}, None
+        self.changed = threading.Condition()
+        self.client = SocketClient(config(path), lambda line: None)
+        self.report = self.client.wait_ready()
+        self.client.start(self.take, self.die)
+
+    def take(self, outputs):
+        with self.changed:
+            for delta in outputs.deltas:
+                self.tokens.setdefault(delta.request_id, []).extend(delta.new_token_ids)
+                if delta.finish:
+                    self.finished[delta.request_id] = delta
+            self.changed.notify_all()
+
+    def die(self, error):
+        with self.changed:
+            self.death = error
+            self.changed.notify_all()
+
+    def wait(self, condition, timeout_s=20):
+        with self.changed:
+            assert self.changed.wait_for(condition, timeout_s)
+
+
+def request(name, max_tokens=8, prompt=(5, 6, 7)):
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return EngineRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling, arrival_s=time.monotonic())
+
+
+def gone(pid):
+    """True when the process is no more (a zombie counts as gone)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+def wait_gone(pid, timeout_s=25):
+    end = time.monotonic() + timeout_s
+    while not gone(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    return gone(pid)
+
+
+@pytest.fixture
+def front():
+    front = Front(checkpoints.tiny_llama())
+    yield front
+    front.client.close()
+
+
+def test_requests_are_served_aborted_and_asked_about(front):
+    front.client.submit((request("a"), request("b", max_tokens=400)))
+    front.wait(lambda: "a" in front.finished)
+    front.client.abort(("b", "unknown"))
+    front.wait(lambda: "b" in front.finished)
+    assert len(front.tokens["a"]) == 8
+    assert front.finished["a"].finish is FinishReason.LENGTH
+    assert front.finished["b"].finish is FinishReason.ABORT
+    assert front.client.call("ping") == "pong"
+    assert front.client.call("reset_prefix_cache") is True
+    assert front.client.call("stats")["num_running"] == 0
+    assert front.report.num_kv_blocks == 64
+
+
+def test_one_bad_request_harms_nobody(front):
+    front.client.submit((request("a", max_tokens=200), request("a"), request("c", prompt=())))
+    front.wait(lambda: len(front.tokens.get("a", ())) >= 100)
+    front.client.submit((request("d"),))
+    front.wait(lambda: "d" in front.finished)
+    assert front.finished["d"].finish is FinishReason.LENGTH
+
+
+def test_a_killed_engine_is_noticed_and_says_how_it_died(front):
+    front.client.submit((request("a", max_tokens=400),))
+    front.wait(lambda: front.tokens.get("a"))
+    os.kill(front.client.pid, signal.SIGKILL)
+    start = time.monotonic()
+    front.wait(lambda: front.death is not None, 5)
+    assert time.monotonic() - start < 3
+    assert isinstance(front.death, EngineDead)
+    assert "SIGKILL" in str(front.death)
+    assert not front.client.alive()
+    with pytest.raises(EngineDead):
+        front.client.submit((request("z"),))
+
+
+def test_sigterm_ends_the_engine_process_cleanly(front):
+    pid = front.client.pid
+    os.kill(pid, signal.SIGTERM)
+    assert wait_gone(pid)
+
+
+def test_closing_leaves_no_process_and_no_socket_folder():
+    front = Front(checkpoints.tiny_llama())
+    pid, folder = front.client.pid, front.client._folder
+    front.client.submit((request("a", max_tokens=400),))
+    front.client.close()
+    front.client.close()
+    assert gone(pid)
+    assert not folder.exists()
+
+
+def test_an_engine_does_not_outlive_its_parent(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys, time
+            from tests.engine.test_process import Front
+            from tests.support import checkpoints
+            front = Front(checkpoints.tiny_llama())
+            print(front.client.pid, flush=True)
+            time.sleep(60)
+            """
+        )
+    )
+    root = Path(__file__).resolve().parents[2]
+    parent = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}
+    )
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert wait_gone(pid)
+
+
+def too_long(_):
+    return EngineConfig(model=ModelConfig(model=str(checkpoints.tiny_llama()), max_model_len=99999))
+
+
+def absent(folder):
+    return EngineConfig(model=ModelConfig(model=str(folder / "absent")))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"), [(absent, LoadError, "absent"), (too_long, ConfigError, "max-model-len")]
+)
+def test_a_start_that_fails_gives_the_parent_the_sentence(tmp_path, make, kind, words):
+    client = SocketClient(make(tmp_path), lambda line: None)
+    pid = client.pid
+    with pytest.raises(kind, match=words):
+        client.wait_ready()
+    assert gone(pid)
