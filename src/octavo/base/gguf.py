@@ -7,7 +7,6 @@ Source: the format's own description, https://github.com/ggml-org/ggml/blob/mast
 (versions 2 and 3, little-endian).
 """
 
-import mmap
 import re
 import struct
 from collections.abc import Mapping
@@ -17,11 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from octavo.base.errors import LoadError
-
-Bytes = npt.NDArray[np.uint8]
+from octavo.base.mapped import Bytes, MappedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +47,19 @@ GGML_TYPES: Final[Mapping[int, GGMLType]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GGUFTensor:
-    """One tensor: `shape` is row-major as numpy and torch write it; `data` are its mapped bytes."""
+    """One tensor: `shape` is row-major as numpy and torch write it; `start` and `size` are bytes in `file`."""
 
     name: str
     shape: tuple[int, ...]
     type: GGMLType
-    data: Bytes
+    file: MappedFile
+    start: int
+    size: int
+
+    @property
+    def data(self) -> Bytes:
+        """Its bytes, mapped."""
+        return self.file.view(self.start, self.size)
 
     @property
     def num_elements(self) -> int:
@@ -65,10 +69,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GGUFFile:
-    """Metadata and tensors of a file, or of all files of a split one, in file order.
-
-    The mapping is private: bytes may be written in memory but never reach the file.
-    """
+    """Metadata and tensors of a file, or of all files of a split one, in file order."""
 
     path: str
     metadata: Mapping[str, Any]
@@ -116,14 +117,8 @@ def _siblings(path: Path, num_files: int) -> list[Path]:
 
 
 def _read_one(path: Path, with_tensors: bool) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
-    try:
-        with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except FileNotFoundError:
-        raise LoadError(f"{path} does not exist") from None
-    except (OSError, ValueError) as err:  # ValueError: an empty file cannot be mapped
-        raise LoadError(f"{path} cannot be read as GGUF: {err}") from None
-    cursor = _Cursor(data, path)
+    file = MappedFile(path)
+    cursor = _Cursor(file)
     num_tensors, num_keys = cursor.header()
     metadata: dict[str, Any] = {}
     for _ in range(num_keys):
@@ -146,9 +141,10 @@ class _Cursor:
     Owns: its position.
     """
 
-    def __init__(self, data: mmap.mmap, path: Path) -> None:
-        self._data = data
-        self._path = path
+    def __init__(self, file: MappedFile) -> None:
+        self._file = file
+        self._data = file.data
+        self._path = file.path
         self._at = 0
 
     def header(self) -> tuple[int, int]:
@@ -222,26 +218,22 @@ class _Cursor:
         if alignment < 1:
             raise LoadError(f"{self._path} is damaged: general.alignment is {alignment}")
         base = -(-self._at // alignment) * alignment
-        mapped: Bytes = np.frombuffer(self._data, np.uint8)
-        return {name: self._tensor(mapped, base, name, shape, kind, offset) for name, shape, kind, offset in found}
+        return {name: self._tensor(name, shape, kind, base + offset) for name, shape, kind, offset in found}
 
-    def _tensor(
-        self, mapped: Bytes, base: int, name: str, shape: tuple[int, ...], kind: GGMLType, offset: int
-    ) -> GGUFTensor:
+    def _tensor(self, name: str, shape: tuple[int, ...], kind: GGMLType, start: int) -> GGUFTensor:
         row = shape[-1] if shape else 1
         if row % kind.block_size:
             raise LoadError(
                 f"{self._path} is damaged: rows of tensor {name!r} have {row} elements, not a multiple of "
                 f"{kind.name}'s {kind.block_size}"
             )
-        start = base + offset
         end = start + prod(shape) // kind.block_size * kind.block_bytes
-        if end > len(mapped):
+        if end > len(self._file):
             raise LoadError(
-                f"{self._path} is cut short: tensor {name!r} ends at byte {end}, but the file has {len(mapped)} bytes "
+                f"{self._path} is cut short: tensor {name!r} ends at byte {end}, but the file has {len(self._file)} bytes "
                 f"(an interrupted download?); fetch it again"
             )
-        return GGUFTensor(name=name, shape=shape, type=kind, data=mapped[start:end])
+        return GGUFTensor(name=name, shape=shape, type=kind, file=self._file, start=start, size=end - start)
 
     def _advance(self, size: int) -> int:
         self._room_for(size)

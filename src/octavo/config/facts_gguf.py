@@ -46,7 +46,6 @@ def gguf_facts(path: Path) -> ModelFacts:
     heads, hidden = keys.count("attention.head_count"), keys.count("embedding_length")
     head_dim = keys.count("attention.key_length", hidden // heads)
     num_layers = keys.count("block_count")
-    rope = _rope(keys, file, head_dim)
     return ModelFacts(
         source=str(path),
         format="gguf",
@@ -62,7 +61,7 @@ def gguf_facts(path: Path) -> ModelFacts:
         max_position=keys.count("context_length"),
         dtype=_dtype(file),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon", 1e-6),
-        rope=rope,
+        rope=_rope(keys, head_dim),
         layer_windows=(keys.optional("attention.sliding_window"),) * num_layers,
         tie_embeddings="output.weight" not in tensors,
         attention_bias="blk.0.attn_q.bias" in tensors,
@@ -104,17 +103,12 @@ def _dtype(file: GGUFFile) -> str:
     return sizes.most_common(1)[0][0]
 
 
-def _rope(keys: "_Keys", file: GGUFFile, head_dim: int) -> RopeFacts:
+def _rope(keys: "_Keys", head_dim: int) -> RopeFacts:
+    """Llama 3's scaling is not here: GGUF has it worked out, as the tensor `rope_freqs.weight`."""
     theta = keys.number("rope.freq_base", 10000.0)
     partial = keys.count("rope.dimension_count", head_dim) / head_dim
     kind = str(keys.get("rope.scaling.type") or "none")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0))
-    if "rope_freqs.weight" in file.tensors:  # Llama 3's scaling, already worked out: a divisor for each frequency
-        tensor = file.tensors["rope_freqs.weight"]
-        if tensor.type.name != "F32":
-            raise LoadError(f"{keys.path}: rope_freqs.weight must be F32, not {tensor.type.name}")
-        factors = tuple(float(f) for f in tensor.data.view(np.float32))
-        return RopeFacts(theta=theta, kind="freq_factors", partial=partial, scaling={"factors": factors})
     if kind == "yarn":
         return RopeFacts(theta=theta, kind="yarn", partial=partial, scaling=_yarn(keys, factor))
     if kind not in ("none", "linear"):

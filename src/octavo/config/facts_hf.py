@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from octavo.base.errors import LoadError
+from octavo.base.safetensors import read_safetensors
 from octavo.config.facts_base import ModelFacts, RopeFacts
 
 # What the reference configurations assume for a key that config.json leaves out.
@@ -209,13 +210,10 @@ _SAFETENSORS_DTYPES: Final = {"F64": "float64", "F32": "float32", "F16": "float1
 
 def _stored_dtype(folder: Path) -> str | None:
     """The type of the first float tensor in the weights, from a safetensors header; None when there is none."""
-    for file in sorted(folder.glob("*.safetensors")):
+    for path in sorted(folder.glob("*.safetensors")):
         try:
-            with file.open("rb") as handle:
-                size = int.from_bytes(handle.read(8), "little")
-                header = json.loads(handle.read(min(size, 100 << 20)))
-            kinds = [entry["dtype"] for name, entry in header.items() if name != "__metadata__"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            kinds = [t.dtype for t in read_safetensors(path).tensors.values()]
+        except LoadError:
             return None  # the loader says what is wrong with it
         for kind in kinds:
             if kind in _SAFETENSORS_DTYPES:

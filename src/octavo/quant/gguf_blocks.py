@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from octavo.base.errors import LoadError
-from octavo.base.gguf import Bytes, GGMLType
+from octavo.base.gguf import GGMLType
+from octavo.base.mapped import Bytes
 
 _CHUNK = 1 << 19  # elements decoded at once: intermediate results stay in the cache
 _PLAIN: Final[Mapping[str, torch.dtype]] = {
