@@ -1,0 +1,143 @@
+"""Attention in plain loops, and a paged cache to run a backend over: what conformance tests compare.
+
+The cache is made as the engine makes it: blocks of one row lie anywhere, K and V pages of several layers share a
+buffer, so views are not contiguous; everything that no token was written to is NaN.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from octavo.attention.api import Backend, Need
+from octavo.attention.batch import AttentionBatch
+from octavo.base.kvspec import FullAttentionSpec, KVSpec, SlidingWindowSpec
+from octavo.config.facts import DeviceFacts
+from octavo.forward.context import LayerBinding
+from octavo.ops.registry import OpRegistry, dtype_name
+
+CPU_FACTS = DeviceFacts(kind="cpu", name="test", memory_total_bytes=1, memory_available_bytes=1, num_cores=1)
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""Largest absolute difference from the plain loops in float64, for standard normal inputs."""
+
+
+def need_of(
+    heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.float32, window: int | None = None
+) -> Need:
+    return Need(
+        num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=dim**-0.5, dtype=dtype, kv_dtype=dtype, window=window
+    )
+
+
+def spec_of(need: Need, block_size: int, window: int | None) -> KVSpec:
+    common = dict(
+        block_size=block_size, num_kv_heads=need.num_kv_heads, head_dim=need.head_dim, dtype=dtype_name(need.kv_dtype)
+    )
+    return FullAttentionSpec(**common) if window is None else SlidingWindowSpec(**common, window=window)
+
+
+def attend_plainly(query, key, value, context, scale, window=None):
+    """One row: query [n, H, D], key and value [context + n, G, D] -> [n, H, D], in float64, a loop at a time."""
+    query, key, value = query.double(), key.double(), value.double()
+    out = torch.zeros_like(query)
+    shared = query.shape[1] // key.shape[1]
+    for i in range(query.shape[0]):
+        last = context + i
+        first = 0 if window is None else max(0, last - window + 1)
+        for h in range(query.shape[1]):
+            k, v = key[first : last + 1, h // shared], value[first : last + 1, h // shared]
+            weights = torch.softmax((k @ query[i, h]) * scale, dim=0)
+            out[i, h] = weights @ v
+    return out
+
+
+@dataclass
+class Paged:
+    """A paged cache with a block table for each row."""
+
+    binding: LayerBinding
+    block_table: np.ndarray
+    block_size: int
+
+
+def paged_cache(need: Need, seq_lens, block_size: int, gen: np.random.Generator, spare_blocks: int = 3) -> Paged:
+    widths = [-(-n // block_size) for n in seq_lens]
+    num_blocks = 1 + sum(widths) + spare_blocks
+    shape = (num_blocks, 2, 2, need.num_kv_heads, block_size, need.head_dim)  # two layers' pages in each block
+    buffer = torch.full(shape, float("nan"), dtype=need.kv_dtype)
+    ids = gen.permutation(np.arange(1, num_blocks))
+    table = np.zeros((len(seq_lens), max(widths) + 2), dtype=np.int32)
+    at = 0
+    for row, width in enumerate(widths):
+        table[row, :width] = ids[at : at + width]
+        at += width
+    return Paged(LayerBinding(key=buffer[:, 1, 0], value=buffer[:, 1, 1], group=0), table, block_size)
+
+
+def run_and_compare(
+    backend: Backend,
+    need: Need,
+    rows,  # (context, query) lengths
+    block_size: int,
+    *,
+    group_window: int | None = None,
+    padding: int = 0,
+    seed: int = 0,
+) -> None:
+    """Fill the context, run one step through the backend, compare every token with the plain loops."""
+    gen = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    group_window = need.window if group_window is None else group_window
+    contexts, counts = [c for c, _ in rows], [q for _, q in rows]
+    seqs = [c + q for c, q in rows]
+    cache = paged_cache(need, seqs, block_size, gen)
+    impl = backend.impl(need, OpRegistry().bind(CPU_FACTS, need.dtype))
+    keys = [torch.randn(n, need.num_kv_heads, need.head_dim).to(need.dtype) for n in seqs]
+    values = [torch.randn(n, need.num_kv_heads, need.head_dim).to(need.dtype) for n in seqs]
+
+    def batch_of(starts, lens, padded=None):
+        return AttentionBatch.of(
+            query_lens=lens,
+            context_lens=starts,
+            block_table=cache.block_table,
+            block_size=block_size,
+            padded_tokens=padded,
+        )
+
+    if sum(contexts):  # what earlier steps wrote
+        filled = [r for r, c in enumerate(contexts) if c]
+        before = AttentionBatch.of(
+            query_lens=[contexts[r] for r in filled],
+            context_lens=[0] * len(filled),
+            block_table=cache.block_table[filled],
+            block_size=block_size,
+        )
+        old_k = torch.cat([k[:c] for k, c in zip(keys, contexts, strict=True)])
+        old_v = torch.cat([v[:c] for v, c in zip(values, contexts, strict=True)])
+        impl.write(old_k, old_v, cache.binding, before.slot_tensor())
+    if need.window is not None and group_window is not None:  # blocks that the group's window left were taken away
+        for row, context in enumerate(contexts):
+            gone = max(0, context - group_window + 1) // block_size
+            for block in cache.block_table[row, :gone]:
+                cache.binding.key[int(block)] = cache.binding.value[int(block)] = float("nan")
+            cache.block_table[row, :gone] = 0
+
+    total = sum(counts)
+    batch = batch_of(contexts, counts, total + padding)
+    query = torch.randn(total + padding, need.num_heads, need.head_dim).to(need.dtype)
+    pad = torch.zeros(padding, need.num_kv_heads, need.head_dim, dtype=need.dtype)
+    new_k = torch.cat([*(k[c:] for k, c in zip(keys, contexts, strict=True)), pad])
+    new_v = torch.cat([*(v[c:] for v, c in zip(values, contexts, strict=True)), pad])
+    plan = backend.builder(spec_of(need, block_size, group_window)).plan(batch)
+    impl.write(new_k, new_v, cache.binding, batch.slot_tensor())
+    out = impl.run(query, new_k, new_v, cache.binding, plan)
+
+    assert out.shape == query.shape and out.dtype == need.dtype
+    assert torch.isfinite(out).all(), "stale memory leaked into a result"
+    at = 0
+    for row, (context, count) in enumerate(rows):
+        want = attend_plainly(query[at : at + count], keys[row], values[row], context, need.scale, need.window)
+        gap = (out[at : at + count].double() - want).abs().max().item()
+        assert gap <= TOLERANCE[need.dtype], f"row {row} ({context}+{count}) differs by {gap}"
+        at += count
