@@ -151,12 +151,21 @@ def decide_layout(
     max_len, batched = _set(config.model.max_model_len), _set(config.scheduler.max_num_batched_tokens)
     blocks = config.cache.num_kv_blocks
     budget = kv_budget(config, loaded, profile, device) if blocks is None else None
-    size = {"max_model_len": max_len, "max_batched_tokens": batched}
+
+    def plan(budget_bytes: int | None, num_blocks: int | None) -> KVLayout:
+        return plan_layout(
+            loaded.specs,
+            budget_bytes=budget_bytes,
+            num_blocks=num_blocks,
+            max_model_len=max_len,
+            max_batched_tokens=batched,
+        )
+
     # The null block is ours: a user who asks for N blocks can use N.
-    layout = plan_layout(loaded.specs, budget_bytes=budget, num_blocks=None if blocks is None else blocks + 1, **size)
+    layout = plan(budget, None if blocks is None else blocks + 1)
     most = _set(config.scheduler.max_num_seqs) * blocks_needed(layout, max_len, batched) + 1
     if blocks is None and layout.num_blocks > most:  # more would never be touched
-        layout = plan_layout(loaded.specs, budget_bytes=None, num_blocks=most, **size)
+        layout = plan(None, most)
     if fit_length:
         longest = longest_context(layout, limit=max_len, max_batched_tokens=batched)
         max_len = longest if longest >= MIN_CONTEXT else max_len

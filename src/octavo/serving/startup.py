@@ -9,10 +9,8 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from octavo.base.errors import ConfigError
 from octavo.base.types import UsageContext
 from octavo.config.args import ENGINE_SECTIONS, Given, engine_config, given_from_keywords
 from octavo.config.env import Env, read_env
@@ -86,7 +84,7 @@ def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
     path = pull_model(name, env.cache_dir, progress)
     facts = read_model_facts(str(path))
     tokenizer = load_tokenizer(str(path))
-    template = load_chat_template(str(path), _template_text(config.model.chat_template))
+    template = load_chat_template(str(path), config.model.chat_template)
     eos, defaults = _generation_defaults(config.model.generation_config, str(path), facts, tokenizer)
     config = _replace_model(config, str(path))
     return Prepared(
@@ -99,18 +97,6 @@ def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
         eos_token_ids=eos,
         default_sampling=defaults,
     )
-
-
-def _template_text(option: str | None) -> str | None:
-    """The option is a file's name or the template itself."""
-    if option is None or "{" in option:
-        return option
-    try:
-        return Path(option).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"--chat-template {option} cannot be read: {error.strerror}; give a file or the template's text."
-        ) from None
 
 
 def _generation_defaults(
