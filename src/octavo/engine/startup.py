@@ -31,9 +31,9 @@ Progress = Callable[[str], None]
 MIN_CONTEXT = 16  # tokens; a shorter context is an error of memory, not a setting
 
 
-def executors() -> Registry[Callable[[], Executor]]:
+def executors() -> Registry[Callable[..., Executor]]:
     """Executors by name (EXE-2)."""
-    registry: Registry[Callable[[], Executor]] = Registry("executor")
+    registry: Registry[Callable[..., Executor]] = Registry("executor")
     registry.register("uni", "octavo.executor.uniproc:UniprocExecutor")
     return registry
 
@@ -90,7 +90,7 @@ def build_core(
         raise ConfigError("no model was given; name a folder, a GGUF file or a model to pull.")
     seconds: dict[str, float] = {}
     facts = read_model_facts(config.model.model)
-    executor = executor or executors().load("uni")()
+    executor = executor or executors().load("uni")(config.device.device)
     try:
         with _timed(seconds, "probe"):
             device = executor.probe()

@@ -20,7 +20,7 @@ def run(call: Call) -> int:
     """Print one line a setting: name, value, where it comes from, and why."""
     config = engine_config(call.given)
     path = pull_model(config.model.model or EMBEDDED_NAME, call.env.cache_dir, progress())
-    executor = executors().load("uni")()
+    executor = executors().load("uni")(config.device.device)
     try:
         device = executor.probe()
     finally:

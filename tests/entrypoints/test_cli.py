@@ -1,0 +1,196 @@
+"""Help and version are instant and need no accelerator; a wrong word suggests the right one (CLI-01)."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from octavo.entrypoints.commands.arguments import COMMANDS
+from tests.support import checkpoints
+
+
+def octavo(*args, timeout_s=60, **env):
+    """Run the command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "octavo.entrypoints.cli", *args],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env={**os.environ, **env},
+    )
+
+
+def best_seconds(*args):
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        assert octavo(*args).returncode == 0
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def test_cli01_help_is_instant_and_on_standard_output_alone():
+    assert best_seconds("--help") < 0.5
+    done = octavo("--help")
+    assert done.stderr == ""
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_cli01_help_of_each_command_is_quick(name):
+    assert best_seconds(name, "--help") < 1.5
+    done = octavo(name, "--help")
+    assert done.stderr == ""
+    assert done.stdout.startswith(f"usage: octavo {name}")
+
+
+def test_cli01_version():
+    done = octavo("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("octavo 0.")
+
+
+def test_cli01_help_imports_no_torch_and_no_server():
+    code = (
+        "import sys\nfrom octavo.entrypoints.cli import main\nmain(['--help'])\n"
+        "sys.stderr.write(str([m for m in ('torch', 'fastapi', 'uvicorn', 'transformers', 'zmq') if m in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr == "[]"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["srve"], "did you mean 'serve'"),
+        (["serve", "--max-modellen", "5"], "did you mean --max-model-len"),
+        (["serve", "--max-modellen=5"], "did you mean --max-model-len"),
+        (["chat", "--prot", "5"], "unknown option --prot"),
+        (["serve", "--max-num-seqs", "many"], "--max-num-seqs must be a whole number"),
+        (["serve", "--port"], "expected one argument"),
+        (["pull", "a", "b"], "unknown option b"),
+    ],
+)
+def test_cli01_wrong_usage_is_one_sentence_and_exit_code_2(argv, words):
+    done = octavo(*argv)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert words in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_no_arguments_show_help_and_exit_code_2():
+    done = octavo()
+    assert done.returncode == 2
+    assert "usage: octavo" in done.stdout
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def truncated(tmp_path):
+    folder = tmp_path / "short"
+    checkpoints.tiny_llama(folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-5000])
+    return [str(folder)]
+
+
+def unknown_architecture(tmp_path):
+    folder = tmp_path / "odd"
+    checkpoints.tiny_llama(folder)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "LlamoForCausalLM").replace('"llama"', '"llamo"'))
+    return [str(folder)]
+
+
+def impossible_memory(_):
+    return [str(checkpoints.tiny_llama()), "--kv-cache-memory", "9999GiB"]
+
+
+def too_little_memory(_):
+    return [str(checkpoints.tiny_llama()), "--max-model-len", "2048", "--num-kv-blocks", "3", "--block-size", "16"]
+
+
+def wrong_path(tmp_path):
+    return [str(tmp_path / "nothing" / "here")]
+
+
+def not_a_model(tmp_path):
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"hello, I am not a model")
+    return [str(file)]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (wrong_path, "nothing/here"),
+        (not_a_model, "x.gguf"),
+        (truncated, "model.safetensors"),
+        (unknown_architecture, "LlamoForCausalLM"),
+        (impossible_memory, "--kv-cache-memory"),
+        (too_little_memory, "max_model_len"),
+    ],
+)
+def test_a_failed_start_ends_with_one_sentence_with_cause_and_remedy(tmp_path, make, words):
+    done = octavo("serve", *make(tmp_path), "--port", str(free_port()))
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("octavo: ")
+    assert words in last
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_said_before_the_model_is_loaded():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        start = time.perf_counter()
+        done = octavo("serve", str(checkpoints.tiny_llama()), "--port", str(port))
+        seconds = time.perf_counter() - start
+    assert done.returncode == 1
+    assert f"port {port} on 127.0.0.1 is in use" in done.stderr.strip().splitlines()[-1]
+    assert seconds < 5
+
+
+def test_explain_config_shows_each_setting_with_source_and_reason():
+    done = octavo("explain-config", str(checkpoints.tiny_llama()), "--max-num-seqs", "7", OCTAVO_SEED="3")
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert rows["--max-num-seqs"].split()[1:3] == ["7", "flag"]
+    assert rows["--seed"].split()[1:3] == ["3", "environment"]
+    assert "decided" in rows["--dtype"]
+    assert "default" in rows["--port"]
+
+
+def test_collect_env_names_versions_and_the_device():
+    done = octavo("collect-env")
+    assert done.returncode == 0
+    for word in ("octavo: 0.", "torch: 2.", "device:", "memory:", "cores for this process:"):
+        assert word in done.stdout
+
+
+def test_complete_prints_the_continuation_alone():
+    done = octavo(
+        "complete", "hello", "--model", str(checkpoints.tiny_llama()), "--max-tokens", "4", "--temperature", "0"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\n")
+    again = octavo(
+        "complete", "hello", "--model", str(checkpoints.tiny_llama()), "--max-tokens", "4", "--temperature", "0"
+    )
+    assert again.stdout == done.stdout
+
+
+def test_chat_answers_one_message():
+    done = octavo("chat", str(checkpoints.tiny_llama()), "-m", "hello", "--max-tokens", "4", "--temperature", "0")
+    assert done.returncode == 0, done.stderr
+    assert "octavo:" not in done.stdout
