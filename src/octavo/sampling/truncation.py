@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 NARROW = 1024  # rows with a larger k are handled alone, so that they do not widen the others
+WHOLE_ROWS_BYTES = 16 << 20  # of float64 sums over whole rows held at once
 LEVELS = (128, 4096)  # candidates tried for top-p before the whole vocabulary
 
 Floats64 = npt.NDArray[np.float64]
@@ -87,7 +88,9 @@ def candidates(z: Tensor, top_k: npt.NDArray[np.int64], top_p: Floats64, min_p: 
         _drop_below(z, rows, min_p[rows])
     limited = (top_k > 0) & (top_k < z.shape[1])
     nucleus = ~limited & (top_p < 1.0)
-    if (rows := np.flatnonzero(~limited & ~nucleus)).size:
+    whole = np.flatnonzero(~limited & ~nucleus)
+    step = max(1, WHOLE_ROWS_BYTES // (8 * z.shape[1]))
+    for rows in (whole[i : i + step] for i in range(0, len(whole), step)):
         yield Candidates(rows, None, torch.exp(_take(z, rows)))
     if (rows := np.flatnonzero(limited & (top_k <= NARROW))).size:
         yield _top_k(z, rows, top_k[rows], top_p[rows])

@@ -1,0 +1,121 @@
+"""Data-side composition root: a worker from its configuration, answering in values that control understands.
+
+Promises: the one place where loader, platform and worker meet; installed features join here, one line each.
+Does not know: threads or processes (see `uniproc`), or who plans.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from octavo.base.kvspec import KVLayout
+from octavo.base.step import StepPlan, StepResult
+from octavo.config.facts import DeviceFacts
+from octavo.executor.api import LoadReport, ProfileReport, WorkerConfig
+from octavo.models.loader import LoadedModel, load_model
+from octavo.platforms import api as platforms
+from octavo.worker.seams import LateParts
+from octavo.worker.worker import Worker, WorkerLimits, WorkerSeams
+
+Progress = Callable[[str], None]
+
+
+def probe(device: str) -> DeviceFacts:
+    """Facts of a device by kind; "auto" takes the best there is."""
+    return platforms.probe(device)
+
+
+def make_worker(config: WorkerConfig) -> "HostedWorker":
+    """A worker on the platform that `config.device` names, with the features that are installed."""
+    facts = platforms.probe(config.device)
+    return HostedWorker(config, facts, prober=lambda: platforms.probe(config.device))
+
+
+class HostedWorker:
+    """A worker and its loader, with reports instead of tensors.
+
+    Owns: the worker.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        device: DeviceFacts,
+        *,
+        prober: Callable[[], DeviceFacts],
+        seams: WorkerSeams | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._config = config
+        self._device = device
+        self._clock = clock
+        limits = WorkerLimits(
+            facts=config.facts,
+            device=config.device,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            seed=config.seed,
+            sample_vocab_size=config.sample_vocab_size,
+        )
+        self._worker = Worker(limits, probe=prober, seams=seams)
+
+    def load(self, progress: Progress) -> LoadReport:
+        """Build the model and read its weights."""
+        loaded = self._load_model(progress)
+        self._worker.load(loaded)
+        return LoadReport(
+            specs=loaded.specs,
+            weight_bytes=loaded.weight_bytes,
+            seconds=loaded.seconds,
+            attention_backend=loaded.backend.name,
+            notes=loaded.notes,
+        )
+
+    def _load_model(self, progress: Progress) -> LoadedModel:
+        config = self._config
+        return load_model(
+            config.facts,
+            dtype=config.dtype,
+            device=config.device,
+            device_facts=self._device,
+            max_model_len=config.max_model_len,
+            load_format=config.load_format,
+            attention_backend=config.attention_backend,
+            block_size=config.block_size,
+            seed=config.seed,
+            progress=progress,
+            clock=self._clock,
+        )
+
+    def profile(self) -> ProfileReport:
+        """Measure one step of the largest shape."""
+        began = self._clock()
+        memory = self._worker.profile()
+        return ProfileReport(
+            peak_activation_bytes=memory.peak_bytes,
+            available_bytes=memory.available_bytes,
+            seconds=self._clock() - began,
+        )
+
+    def allocate(self, layout: KVLayout) -> None:
+        """Reserve KV memory and bind the layers to it."""
+        self._worker.allocate(layout)
+
+    def warm_up(self) -> float:
+        """Run small steps; seconds."""
+        began = self._clock()
+        self._worker.warm_up()
+        return self._clock() - began
+
+    def step(self, plan: StepPlan, late: LateParts) -> StepResult:
+        """Compute one plan."""
+        return self._worker.step(plan, late)
+
+    def call(self, method: str, args: dict[str, Any]) -> Any:
+        """An administrative call between steps."""
+        return self._worker.call(method, args)
+
+    def stop(self) -> None:
+        """Let everything go."""
+        self._worker.stop()

@@ -1,0 +1,126 @@
+"""One step's rows as the model sees them: token ids, positions, slots and lengths.
+
+Promises: built from the plan and the table by array operations only, nothing per token or row in Python; the same
+for a prompt chunk, a decode step and any mix.
+Does not know: parameters, features, or the model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from octavo.attention.batch import AttentionBatch
+from octavo.base.step import BatchPlan, Ints
+from octavo.forward.context import BatchShape
+from octavo.worker.buffers import StepBuffer, to_device
+from octavo.worker.table import RequestTable
+
+Longs = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputBatch:
+    """R rows, T tokens, N sampled rows, G groups. Tensors are valid until the next batch is built."""
+
+    slots: Ints  # [R]
+    starts: Ints  # [R], first position computed
+    counts: Ints  # [R]
+    query_starts: Ints  # [R + 1]
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    sample_rows: Longs  # [N], rows that yield a token
+    sample_index: Tensor  # [N] int64, those rows' last tokens in [T]
+    sample_lengths: Longs  # [N], tokens that those rows know
+    groups: tuple[AttentionBatch, ...]
+    group_slots: tuple[Tensor, ...]  # [G] of [T] int64, token slots
+    shape: BatchShape
+
+    @property
+    def num_rows(self) -> int:
+        """Number of requests."""
+        return len(self.slots)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens computed."""
+        return self.shape.num_tokens
+
+
+class InputBatcher:
+    """Builds batches into buffers that persist.
+
+    Owns: the buffers of token ids, positions and each group's slots.
+    """
+
+    def __init__(self, *, max_num_tokens: int, block_sizes: Sequence[int], device: torch.device) -> None:
+        self._device = device
+        self._block_sizes = tuple(block_sizes)
+        self._token_ids = StepBuffer(max_num_tokens, device)
+        self._positions = StepBuffer(max_num_tokens, device)
+        self._slots = tuple(StepBuffer(max_num_tokens, device) for _ in block_sizes)
+
+    def build(self, plan: BatchPlan, table: RequestTable) -> InputBatch:
+        """The plan's rows, on the state that `table` is in."""
+        slots, starts, counts = plan.slots, plan.starts, plan.counts
+        query_starts = np.zeros(len(slots) + 1, dtype=np.int32)
+        np.cumsum(counts, out=query_starts[1:])
+        total = int(query_starts[-1])
+        token_row = np.repeat(np.arange(len(slots)), counts)
+        token_slot = slots[token_row]
+        positions = self._positions.room(total)
+        np.subtract(np.arange(total), (query_starts[:-1] - starts)[token_row], out=positions)
+        self._token_ids.room(total)[:] = table.token_ids[token_slot, positions]
+        sampled = plan.sample_counts > 0
+        seq_lens = starts + counts
+        groups = tuple(
+            self._group(g, query_starts, counts, starts, seq_lens, slots, token_slot, positions, table)
+            for g in range(len(self._block_sizes))
+        )
+        return InputBatch(
+            slots=slots,
+            starts=starts,
+            counts=counts,
+            query_starts=query_starts,
+            token_ids=self._token_ids.tensor(total),
+            positions=self._positions.tensor(total),
+            sample_rows=np.flatnonzero(sampled),
+            sample_index=to_device(query_starts[1:][sampled].astype(np.int64) - 1, self._device),
+            sample_lengths=seq_lens[sampled].astype(np.int64),
+            groups=groups,
+            group_slots=tuple(buffer.tensor(total) for buffer in self._slots),
+            shape=BatchShape(num_tokens=total, num_rows=len(slots), uniform=total == len(slots)),
+        )
+
+    def _group(
+        self,
+        group: int,
+        query_starts: Ints,
+        query_lens: Ints,
+        context_lens: Ints,
+        seq_lens: Ints,
+        slots: Ints,
+        token_slot: Ints,
+        positions: Longs,
+        table: RequestTable,
+    ) -> AttentionBatch:
+        size, blocks = self._block_sizes[group], table.block_tables[group]
+        room = self._slots[group].room(len(positions))
+        index = positions // size
+        np.multiply(blocks[token_slot, index], size, out=room, dtype=np.int64)
+        room += positions - index * size
+        longest = int(seq_lens.max(initial=0))
+        return AttentionBatch(
+            query_starts=query_starts,
+            query_lens=query_lens,
+            context_lens=context_lens,
+            seq_lens=seq_lens,
+            block_table=blocks[slots, : max(1, -(-longest // size))],
+            slots=room,
+            num_tokens=len(positions),
+            max_query_len=int(query_lens.max(initial=0)),
+            max_seq_len=longest,
+        )

@@ -1,0 +1,135 @@
+"""From hidden states to tokens: which rows need logits, and what the sampler is asked.
+
+Promises: logits are made only for rows that yield a token, and for prompt positions whose scores were asked for,
+those a bounded number at a time (OUT-6); a row that fails takes nobody with it.
+Does not know: how tokens are chosen (see `sampling`), or features.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from octavo.base.step import LogprobArrays, NewRow, PromptLogprobs, Ragged, RowError
+from octavo.sampling.logprobs import score_prompt
+from octavo.sampling.sampler import LogitsProcessor, Mask, Sampler
+from octavo.sampling.state import SamplingRows, SamplingState
+from octavo.worker.batch import InputBatch, Longs
+from octavo.worker.seams import Model
+from octavo.worker.table import RequestTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """One step's tokens by row, and what goes with them."""
+
+    tokens: Ragged
+    logprobs: LogprobArrays | None
+    prompt_logprobs: tuple[PromptLogprobs, ...]
+    errors: tuple[RowError, ...]
+
+
+class SampleChooser:
+    """Samples one token for each row that yields one, and tells the table.
+
+    Owns: the sampling state of the slots.
+    """
+
+    def __init__(
+        self, *, max_num_seqs: int, vocab_limit: int, seed: int, processors: Sequence[LogitsProcessor] = ()
+    ) -> None:
+        self._vocab_limit = vocab_limit
+        self._state = SamplingState(max_num_seqs=max_num_seqs, vocab_limit=vocab_limit, engine_seed=seed)
+        self._sampler = Sampler(vocab_limit=vocab_limit, processors=processors)
+        self._processors = tuple(processors)
+
+    def enter(self, row: NewRow) -> None:
+        """A request takes a slot."""
+        self._state.enter(
+            row.slot,
+            row.request_id,
+            row.sampling,
+            num_prompt_tokens=row.num_prompt_tokens,
+            sample_index=row.sample_index,
+            eos_token_ids=row.eos_token_ids,
+            bad_words_ids=row.bad_words_ids,
+        )
+        for processor in self._processors:
+            processor.enter(row.slot, row.request_id)
+
+    def leave(self, slot: int) -> None:
+        """The slot's request is gone."""
+        self._state.leave(slot)
+        for processor in self._processors:
+            processor.leave(slot)
+
+    def choose(
+        self,
+        model: Model,
+        hidden: Tensor,
+        batch: InputBatch,
+        table: RequestTable,
+        masks: Sequence[Mask],
+        failed: Sequence[RowError] = (),
+    ) -> Chosen:
+        """Sample, and append what was sampled to `table`. Rows in `failed` get nothing."""
+        prompt = self._score_prompts(model, hidden, batch, table)
+        slots = batch.slots[batch.sample_rows]
+        rows = SamplingRows(
+            metadata=self._state.metadata(slots), token_ids=table.token_ids, lengths=batch.sample_lengths
+        )
+        if not len(slots):
+            nothing = np.zeros(0, dtype=np.int64)
+            tokens = _ragged(batch.num_rows, nothing, nothing)
+            return Chosen(tokens=tokens, logprobs=None, prompt_logprobs=prompt, errors=())
+        out = self._sampler.sample(model.logits(hidden[batch.sample_index]), rows, masks)
+        sampled = out.tokens.cpu().numpy()
+        errors = tuple(RowError(int(batch.sample_rows[e.row]), e.message) for e in out.errors)
+        bad = {e.row for e in (*errors, *failed)}
+        keep = np.ones(len(slots), dtype=np.bool_)
+        if bad:
+            keep = ~np.isin(batch.sample_rows, list(bad))
+        table.append(slots[keep], sampled[keep])
+        return Chosen(
+            tokens=_ragged(batch.num_rows, batch.sample_rows[keep], sampled[keep]),
+            logprobs=_lines(out.logprobs, keep),
+            prompt_logprobs=prompt,
+            errors=errors,
+        )
+
+    def _score_prompts(
+        self, model: Model, hidden: Tensor, batch: InputBatch, table: RequestTable
+    ) -> tuple[PromptLogprobs, ...]:
+        """Position p scores the prompt token at p + 1, so a prompt's last position scores none."""
+        columns = self._state.prompt_columns(batch.slots)
+        out = []
+        for row in np.flatnonzero(columns).tolist():
+            slot, start, first = int(batch.slots[row]), int(batch.starts[row]), int(batch.query_starts[row])
+            last = min(start + int(batch.counts[row]), int(table.num_prompt[slot]) - 1)
+            if last <= start:
+                continue
+            ids, values, ranks = score_prompt(
+                hidden[first : first + last - start],
+                model.logits,
+                table.token_ids[slot, start + 1 : last + 1],
+                int(columns[row]),
+                self._vocab_limit,
+            )
+            out.append(PromptLogprobs(slot, start + 1, ids, values, ranks))
+        return tuple(out)
+
+
+def _ragged(num_rows: int, rows: Longs, tokens: Longs) -> Ragged:
+    """One token for each of `rows` (rising), none for the others."""
+    counts = np.zeros(num_rows + 1, dtype=np.int32)
+    counts[rows + 1] = 1
+    return Ragged(np.cumsum(counts, dtype=np.int32), tokens.astype(np.int32))
+
+
+def _lines(logprobs: LogprobArrays | None, keep: npt.NDArray[np.bool_]) -> LogprobArrays | None:
+    """Only the lines of tokens that came out."""
+    if logprobs is None or keep.all():
+        return logprobs
+    return LogprobArrays(logprobs.token_ids[keep], logprobs.logprobs[keep], logprobs.ranks[keep], logprobs.width[keep])

@@ -1,0 +1,168 @@
+"""How features and runners join a step, and the null objects that stand where none is installed.
+
+Promises: a feature needs no edit in `runner.step`; the hooks of one part are called in the order written below.
+Does not know: any feature.
+
+Order for a `DataPart`: `bind` once after the memory was allocated -> per step: `leave` and `enter` as slots change,
+`prepare`, `before_layer` and `after_layer` for each layer if the part watches layers, `after_forward`, `mask`,
+`report` -> `close` once.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from octavo.attention.layer import Attention
+from octavo.base.step import NewRow, PlanPart, Ragged, ResultPart, StepPlan
+from octavo.forward.context import ForwardContext, entered
+from octavo.sampling.sampler import Mask
+from octavo.worker.batch import InputBatch
+from octavo.worker.memory import KVMemory
+
+
+class Model(Protocol):
+    """What the worker needs of a model, by shape."""
+
+    @property
+    def attention_layers(self) -> tuple[Attention, ...]:
+        """The attention layers by layer id."""
+
+    def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Hidden states [T, hidden] of tokens [T] int64 at positions [T] int64, inside a forward context."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, vocabulary] of hidden states [N, hidden]."""
+
+
+class DataPart(Protocol):
+    """The data half of a feature."""
+
+    name: str
+    watches_layers: bool  # False keeps every layer's call free of this part
+
+    def bind(self, memory: KVMemory) -> None:
+        """KV memory exists now."""
+
+    def enter(self, row: NewRow) -> None:
+        """A request takes a slot. What is raised here fails that request only."""
+
+    def leave(self, slot: int) -> None:
+        """The slot's request finished or was preempted."""
+
+    def prepare(self, plan: StepPlan, batch: InputBatch) -> None:
+        """The batch was built, nothing was computed. Also called for plans without rows."""
+
+    def before_layer(self, layer: int) -> None:
+        """Attention layer `layer` is about to write and read KV."""
+
+    def after_layer(self, layer: int) -> None:
+        """Attention layer `layer` is done."""
+
+    def after_forward(self, batch: InputBatch, hidden: Tensor) -> None:
+        """Hidden states [T, hidden] are there; nothing was sampled."""
+
+    def mask(self, plan: StepPlan, batch: InputBatch, late: Sequence[PlanPart]) -> Mask | None:
+        """What to do to float32 logits [N, vocabulary] before sampling, if anything. `late` are the late parts."""
+
+    def report(self) -> ResultPart | None:
+        """This part's share of the result."""
+
+    def close(self) -> None:
+        """The worker stops."""
+
+
+class NullPart:
+    """The part that does nothing: where no feature is installed.
+
+    Owns: nothing.
+    """
+
+    name = "null"
+    watches_layers = False
+
+    def bind(self, memory: KVMemory) -> None:
+        return None
+
+    def enter(self, row: NewRow) -> None:
+        return None
+
+    def leave(self, slot: int) -> None:
+        return None
+
+    def prepare(self, plan: StepPlan, batch: InputBatch) -> None:
+        return None
+
+    def before_layer(self, layer: int) -> None:
+        return None
+
+    def after_layer(self, layer: int) -> None:
+        return None
+
+    def after_forward(self, batch: InputBatch, hidden: Tensor) -> None:
+        return None
+
+    def mask(self, plan: StepPlan, batch: InputBatch, late: Sequence[PlanPart]) -> Mask | None:
+        return None
+
+    def report(self) -> ResultPart | None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class LateParts(Protocol):
+    """Where a step waits for the parts that its plan announced."""
+
+    def wait(self, names: Sequence[str]) -> tuple[PlanPart, ...]:
+        """Parts of these types (class names), once all are there. Raises `EngineDead` when none will come."""
+
+
+class ForwardRunner(Protocol):
+    """How the model is run: eagerly, or from captured graphs."""
+
+    def run(self, model: Model, batch: InputBatch, context: ForwardContext) -> Tensor:
+        """Hidden states [T, hidden] of the batch."""
+
+
+class EagerForward:
+    """Calls the model as it is.
+
+    Owns: nothing.
+    """
+
+    def run(self, model: Model, batch: InputBatch, context: ForwardContext) -> Tensor:
+        """Hidden states [T, hidden] of the batch."""
+        with entered(context):
+            return model(batch.token_ids, batch.positions)
+
+
+class Drafter(Protocol):
+    """Guesses tokens for the next step."""
+
+    def propose(self, batch: InputBatch, hidden: Tensor, tokens: Ragged) -> Ragged | None:
+        """Guesses by row; None from a drafter that never guesses."""
+
+
+class NullDrafter:
+    """Guesses nothing.
+
+    Owns: nothing.
+    """
+
+    def propose(self, batch: InputBatch, hidden: Tensor, tokens: Ragged) -> Ragged | None:
+        return None
+
+
+def watch_layers(layers: Sequence[nn.Module], parts: Sequence[DataPart]) -> None:
+    """Call the parts that watch layers around every attention layer."""
+    for part in parts:
+        if part.watches_layers:
+            for layer, module in enumerate(layers):
+                _watch(layer, module, part)
+
+
+def _watch(layer: int, module: nn.Module, part: DataPart) -> None:
+    module.register_forward_pre_hook(lambda *_: part.before_layer(layer))
+    module.register_forward_hook(lambda *_: part.after_layer(layer))
