@@ -19,7 +19,17 @@ from octavo.base.errors import LoadError
 from octavo.base.kvspec import KVSpec
 from octavo.config.facts import DeviceFacts, ModelFacts
 from octavo.distributed.context import ParallelContext
-from octavo.models.build import BuildContext, Placeable, Target, WeightMap, build_context, build_model, finish, place, wanted
+from octavo.models.build import (
+    BuildContext,
+    Placeable,
+    Target,
+    WeightMap,
+    build_context,
+    build_model,
+    finish,
+    place,
+    wanted,
+)
 from octavo.models.registry import resolve
 from octavo.models.weights import StoredTensor, open_checkpoint
 
