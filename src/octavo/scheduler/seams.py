@@ -5,8 +5,11 @@ Does not know: any feature.
 
 Order of calls for one request's life on a `ControlPart`:
 `on_arrival` once -> `match` each time the request is about to be admitted without KV of its own ->
-`after_reserve` when blocks were given -> `plan` once a step -> `on_commit` as blocks fill ->
+`after_reserve` each time blocks were given -> `plan` once a step -> `on_commit` as blocks fill ->
 `absorb` once a result -> `on_finish` once. A preemption brings it back to `match`.
+
+For a `Constraint`: `applies` once, on arrival -> `admits` each time it is about to be admitted, before any
+lookup -> `cap` -> `commit`, when it got its blocks too -> `undo` if it is dropped again -> `forget` once.
 """
 
 from collections.abc import Sequence
@@ -28,15 +31,21 @@ class Constraint(Protocol):
 
     Lower `rank` goes first; alignment ranks last and must be idempotent.
     Step-wide limits (paused, throttled) belong to the budget, not here.
+    `limits_decode` says whether it is asked of requests that decode one token a step too; rules that only matter
+    on admission and for prompt chunks say False and cost such requests nothing.
     """
 
     rank: int
+    limits_decode: bool
 
     def applies(self, req: "Request") -> bool:
         """Asked once, when the request is added; False keeps the hot path free of this rule."""
 
+    def admits(self, req: "Request", draft: "StepDraft") -> bool:
+        """May a waiting request be looked at in this step? False passes over it before its prefix is looked up."""
+
     def cap(self, req: "Request", n: int, draft: "StepDraft") -> int:
-        """At most this many tokens; 0 means 'not in this step'."""
+        """At most this many tokens after `req.num_computed_tokens`; 0 means 'not in this step'. Changes nothing."""
 
     def commit(self, req: "Request", n: int, draft: "StepDraft") -> None:
         """The request got `n` tokens: take what the rule counts."""
@@ -44,11 +53,15 @@ class Constraint(Protocol):
     def undo(self, req: "Request", draft: "StepDraft") -> None:
         """The request was dropped from the draft: give back exactly what `commit` took."""
 
+    def forget(self, req: "Request") -> None:
+        """The request ended."""
+
 
 class Match(msgspec.Struct, frozen=True):
     """KV that a part can bring, counted from the start of the request.
 
-    `tokens` is the whole prefix length the part can provide (0: nothing). With `wait`, the request parks
+    `tokens` is the whole prefix length the part can provide (0: nothing); of the last token's KV no use is made,
+    since it is computed for its logits. With `wait`, the request parks
     in WAITING_KV after its blocks were reserved, until `absorb` reports it ready.
     """
 
@@ -58,13 +71,17 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """The part does not know yet: ask again in a later step, let others pass."""
+    """The part does not know yet: ask again in a later step, let others pass.
+
+    If nothing else runs, that step comes when `next_deadline` says.
+    """
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """What `absorb` says of a parked request.
+    """What `absorb` says of a request that is parked, or runs with KV that was promised without waiting.
 
-    `num_tokens` is how much of the prefix is really there: less than promised means the rest is recomputed.
+    `num_tokens` is how much of the prefix is really there, counted from its start: less than promised means
+    the rest is recomputed. A running request that got less than promised is preempted.
     `error` ends the request.
     """
 

@@ -1,0 +1,318 @@
+"""The only mutable record of one request.
+
+Promises: counters and token lists change together, through methods; readers get views that cannot be written;
+illegal state transitions raise.
+Does not know: queues, budgets, blocks' owners, or who else runs.
+
+The counters obey, at every moment, for a request that is alive (checked by `check`, REQ-3)::
+
+    0 <= num_computed_tokens <= num_tokens + num_placeholders + drafts in flight
+    num_tokens == len(tokens), one hash for each full block of known tokens
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
+
+from octavo.base.errors import ContextLengthError
+from octavo.base.outputs import RequestTimes
+from octavo.base.requests import EngineRequest
+from octavo.base.types import RequestState, check_transition
+from octavo.kvcache.hashing import BlockHash, HashChain
+
+if TYPE_CHECKING:
+    from octavo.scheduler.seams import Constraint
+
+NEVER = 1 << 62  # a step number that does not come
+
+
+class TokensView(Sequence[int]):
+    """A window on a request's running token list that cannot change it (REQ-2).
+
+    Owns: nothing; it shows what the list holds when it is read.
+    """
+
+    __slots__ = ("_start", "_stop", "_tokens")
+
+    def __init__(self, tokens: list[int], start: int = 0, stop: int | None = None) -> None:
+        self._tokens = tokens
+        self._start = start
+        self._stop = stop
+
+    def __len__(self) -> int:
+        return (len(self._tokens) if self._stop is None else self._stop) - self._start
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return self._tokens[self._start : self._stop][index]
+
+
+class Timeline:
+    """Moments of one request on the engine's monotonic clock, in seconds; 0 means 'not yet' (REQ-6).
+
+    Owns: its fields; each is written once, but `preempted_s` grows.
+    """
+
+    __slots__ = ("arrived_s", "finished_s", "first_token_s", "preempted_s", "queued_s", "scheduled_s")
+
+    def __init__(self, arrived_s: float, queued_s: float) -> None:
+        self.arrived_s = arrived_s
+        self.queued_s = queued_s
+        self.scheduled_s = 0.0
+        self.first_token_s = 0.0
+        self.finished_s = 0.0
+        self.preempted_s: list[float] = []
+
+    def snapshot(self) -> RequestTimes:
+        """The moments as a message."""
+        return RequestTimes(self.arrived_s, self.queued_s, self.scheduled_s, self.first_token_s, self.finished_s)
+
+
+class Request:
+    """One request inside the scheduler; made from an `EngineRequest`, changed by the scheduler side only.
+
+    `max_total_tokens` is where it ends for length: prompt plus `max_tokens`, at most the context.
+    `num_computed_tokens` counts what steps already planned will have computed; `num_placeholders` counts tokens
+    that such steps will sample and that have not come back. `num_reserved_tokens` is what its blocks have room for.
+    Results of steps before `valid_from` are stale: the request was preempted or ended after they were planned.
+    `steady` is True when it decodes one token a step and no rule limits that: the hot path.
+    Raises `ContextLengthError` when the prompt leaves no room in the context.
+
+    Owns: every field of the request's state, the token list and its hash chain.
+    """
+
+    __slots__ = (
+        "_chain",
+        "_hash_size",
+        "_next_hash",
+        "_tokens",
+        "cached_by_source",
+        "constraints",
+        "decode_constraints",
+        "holds_blocks",
+        "key",
+        "last_seq",
+        "max_total_tokens",
+        "min_total_tokens",
+        "next_commit",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_drafts",
+        "num_placeholders",
+        "num_preemptions",
+        "num_prompt_scored",
+        "num_prompt_tokens",
+        "num_reserved_tokens",
+        "num_stale_output_tokens",
+        "num_tokens",
+        "promised_source",
+        "promised_tokens",
+        "reads_prefix_cache",
+        "request_id",
+        "sampling",
+        "slot",
+        "source",
+        "state",
+        "steady",
+        "stop_ids",
+        "times",
+        "valid_from",
+        "waits_for",
+        "wants_logprobs",
+    )
+
+    def __init__(self, source: EngineRequest, chain: HashChain, *, block_size: int, max_model_len: int, now: float):
+        sampling = source.sampling
+        self.source = source
+        self.request_id = source.request_id
+        self.sampling = sampling
+        self.state = RequestState.NEW
+        self.slot: int | None = None
+        self.times = Timeline(source.arrival_s, now)
+        # ---- tokens
+        self._tokens = list(source.prompt_token_ids)
+        self._chain = chain
+        self._hash_size = block_size
+        self._next_hash = block_size
+        self.num_tokens = self.num_prompt_tokens = len(self._tokens)
+        self.max_total_tokens = _end(self.num_tokens, sampling.max_tokens, max_model_len)
+        self.min_total_tokens = self.num_prompt_tokens + sampling.min_tokens
+        self.stop_ids = _stop_ids(source)
+        self.wants_logprobs = sampling.logprobs is not None
+        # Every prompt position must be computed to be scored.
+        self.reads_prefix_cache = sampling.prompt_logprobs is None
+        self._hash()
+        # ---- counters
+        self.num_computed_tokens = 0
+        self.num_placeholders = 0
+        self.num_drafts = 0
+        self.num_reserved_tokens = 0
+        self.num_cached_tokens = 0
+        self.cached_by_source: dict[str, int] | None = None
+        self.num_preemptions = 0
+        self.num_stale_output_tokens = 0
+        self.num_prompt_scored = 1  # position 0 has nothing before it and is never scored
+        # ---- where it stands
+        self.key: tuple[float, ...] = ()
+        self.constraints: tuple[Constraint, ...] = ()
+        self.decode_constraints: tuple[Constraint, ...] = ()
+        self.waits_for: set[str] = set()
+        self.holds_blocks = False
+        self.promised_tokens = 0
+        self.promised_source = ""
+        self.steady = False
+        self.valid_from = NEVER
+        self.last_seq = 0
+        self.next_commit = block_size
+
+    # ---- what readers may see ---------------------------------------------------------------
+
+    @property
+    def tokens(self) -> TokensView:
+        """All known tokens, prompt first."""
+        return TokensView(self._tokens)
+
+    @property
+    def prompt_tokens(self) -> TokensView:
+        """The prompt."""
+        return TokensView(self._tokens, 0, self.num_prompt_tokens)
+
+    @property
+    def output_tokens(self) -> TokensView:
+        """What was generated so far."""
+        return TokensView(self._tokens, self.num_prompt_tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens were generated so far."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        """Known tokens and the drafts that the next step may verify."""
+        return self.num_tokens + self.num_drafts
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that exist, or will, and that no planned step computes."""
+        return self.num_tokens + self.num_placeholders + self.num_drafts - self.num_computed_tokens
+
+    @property
+    def block_hashes(self) -> Sequence[BlockHash]:
+        """Hashes of the full blocks of known tokens."""
+        return self._chain.hashes
+
+    @property
+    def finished(self) -> bool:
+        """True once it ended."""
+        return self.state is RequestState.FINISHED
+
+    def known_tokens(self) -> tuple[int, ...]:
+        """All known tokens as a value, for a message."""
+        return tuple(self._tokens)
+
+    # ---- changes ----------------------------------------------------------------------------
+
+    def move(self, state: RequestState) -> None:
+        """Change state; raises `RuntimeError` when the table in `base.types` does not allow it."""
+        check_transition(self.state, state)
+        self.state = state
+
+    def append(self, token: int) -> None:
+        """A token came back: it is known now, and its block is hashed when it became full (REQ-2)."""
+        self._tokens.append(token)
+        self.num_tokens += 1
+        if self.num_tokens >= self._next_hash:
+            self._hash()
+
+    def _hash(self) -> None:
+        self._chain.extend(self._tokens)
+        self._next_hash = (len(self._chain.hashes) + 1) * self._hash_size
+
+    def start_from(self, num_tokens: int) -> None:
+        """The first `num_tokens` tokens need no computing: found in a cache, or loaded."""
+        self.num_computed_tokens = num_tokens
+        self.committed(num_tokens)
+
+    def committed(self, num_tokens: int) -> None:
+        """The first `num_tokens` tokens were offered to the prefix cache: ask again when the next block is full."""
+        self.next_commit = (num_tokens // self._hash_size + 1) * self._hash_size
+
+    def reserved(self, num_tokens: int) -> None:
+        """Its blocks have room for `num_tokens` tokens at least: round up to what a block holds."""
+        size = self._hash_size
+        self.num_reserved_tokens = -(-num_tokens // size) * size
+        self.holds_blocks = True
+
+    def note_cached(self, local_tokens: int, source: str, source_tokens: int) -> None:
+        """What the first admission found; a resumed request's own tokens are no hit (REQ-3)."""
+        if self.num_preemptions or not local_tokens + source_tokens:
+            return
+        self.num_cached_tokens = local_tokens + source_tokens
+        found = {"device": local_tokens, source or "external": source_tokens}
+        self.cached_by_source = {name: n for name, n in found.items() if n}
+
+    def lose_blocks(self) -> None:
+        """Nothing of it is in KV memory any more: compute again from the start, or from a hit."""
+        self.start_from(0)
+        self.num_reserved_tokens = 0
+        self.num_drafts = 0
+        self.holds_blocks = False
+        self.promised_tokens = 0
+        self.steady = False
+
+    def preempt(self, now: float) -> None:
+        """Leave the running ones: results in flight become stale (SCH-30, SCH-31)."""
+        self.move(RequestState.PREEMPTED)
+        self.num_stale_output_tokens += self.num_placeholders
+        self.num_placeholders = 0
+        self.num_preemptions += 1
+        self.times.preempted_s.append(now)
+        self.slot = None
+        self.valid_from = NEVER
+        self.lose_blocks()
+
+    def check(self) -> None:
+        """Raise `RuntimeError` when a counter broke its invariant (REQ-3)."""
+        ahead = self.num_computed_tokens - self.num_tokens - self.num_placeholders
+        faults = (
+            ("num_tokens", self.num_tokens != len(self._tokens)),
+            ("block_hashes", len(self._chain.hashes) != self.num_tokens // self._hash_size),
+            ("num_placeholders", self.num_placeholders < 0),
+            ("num_computed_tokens", self.num_computed_tokens < 0 or (self.num_placeholders == 0 and ahead > 0)),
+            ("num_reserved_tokens", self.slot is not None and self.num_computed_tokens > self.num_reserved_tokens),
+            ("slot", (self.slot is not None) != (self.state is RequestState.RUNNING)),
+            ("max_total_tokens", self.num_tokens > self.max_total_tokens),
+        )
+        for name, broken in faults:
+            if broken:
+                raise RuntimeError(f"request {self.request_id}: {name} breaks its invariant ({self!r})")
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id}, {self.state.name}, tokens={self.num_tokens}+{self.num_placeholders}, "
+            f"computed={self.num_computed_tokens}/{self.num_reserved_tokens}, slot={self.slot})"
+        )
+
+
+def _end(num_prompt: int, max_tokens: int | None, max_model_len: int) -> int:
+    """Number of tokens at which a request ends for length."""
+    wants_output = max_tokens is None or max_tokens > 0
+    if num_prompt == 0:
+        raise ContextLengthError("the prompt is empty; send at least one token", param="prompt")
+    if num_prompt + wants_output > max_model_len:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt} tokens and leaves no room in a context of {max_model_len}; shorten it",
+            param="prompt",
+        )
+    return max_model_len if max_tokens is None else min(num_prompt + max_tokens, max_model_len)
+
+
+def _stop_ids(source: EngineRequest) -> dict[int, int | None]:
+    """Token ids that end the request, each with the `stop_reason` to report."""
+    ids: dict[int, int | None] = {token: token for token in source.sampling.stop_token_ids}
+    if not source.sampling.ignore_eos:
+        ids.update(dict.fromkeys(source.eos_token_ids))
+    return ids

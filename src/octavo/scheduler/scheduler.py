@@ -1,0 +1,392 @@
+"""Choose which tokens run next.
+
+Promises: there is no prefill phase and no decode phase: every request has tokens that exist and tokens that are
+computed, and each step moves the second number toward the first. Pure bookkeeping: no tensors, no I/O, and no
+clock but the one passed in (SCH-4).
+Does not know: any feature; they join through `seams`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from octavo.base.outputs import StatsSnapshot
+from octavo.base.requests import EngineRequest
+from octavo.base.step import Ints, PlanPart, StepPlan, as_ints
+from octavo.base.types import FinishReason, RequestState
+from octavo.kvcache.hashing import BlockHasher, HashChain
+from octavo.kvcache.manager import KVCacheManager, PrefixHit
+from octavo.scheduler.draft import StepDraft, TokenBudget
+from octavo.scheduler.ledger import Flight, Ledger
+from octavo.scheduler.limits import MAX_PROMPTS_SIDE_BY_SIDE, SchedulerLimits, fair_chunk
+from octavo.scheduler.order import Order
+from octavo.scheduler.request import Request
+from octavo.scheduler.seams import Constraint, ControlPart, Late, Retry
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """What is there of a waiting request's prefix: `local` tokens on the device, `total` with what `part` brings."""
+
+    local: int
+    total: int
+    hit: PrefixHit | None = None
+    part: ControlPart | None = None
+    source: str = ""
+    wait: bool = False
+
+
+class Scheduler:
+    """Decides what each step computes.
+
+    `schedule` may be called again before earlier plans came back: tokens that they will sample are counted as
+    placeholders (SCH-31). All block sizes are multiples of `hash_block_size`.
+    With `debug`, every invariant is checked after every step.
+
+    Owns: the last step's number, whether admission is paused, who last found no room at the head of the queue and at
+    how many free blocks, and the slots of the last batch. Everything about requests is the ledger's.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: SchedulerLimits,
+        kv: KVCacheManager,
+        order: Order,
+        parts: Sequence[ControlPart],
+        constraints: Sequence[Constraint],
+        hasher: BlockHasher,
+        hash_block_size: int,
+        num_groups: int,
+        clock: Callable[[], float],
+        debug: bool = False,
+    ) -> None:
+        self._limits = limits
+        self._kv = kv
+        self._order = order
+        self._parts = tuple(parts)
+        self._constraints = tuple(sorted(constraints, key=lambda rule: rule.rank))
+        self._hasher = hasher
+        self._hash_block_size = hash_block_size
+        self._num_groups = num_groups
+        self._clock = clock
+        self._debug = debug
+        self._seq = 0
+        self._paused = False
+        self._full_at: tuple[Request | None, int] = (None, 0)
+        self._last_rows: list[Request] = []
+        self._last_slots = as_ints([])
+        self.ledger = Ledger(kv=kv, order=order, parts=parts, num_slots=limits.max_num_seqs, clock=clock)
+
+    # ---- requests ---------------------------------------------------------------------------
+
+    def add(self, req: EngineRequest) -> None:
+        """Queue a request. Raises `ClientError` when its id is alive or its prompt leaves no room in the context."""
+        chain = HashChain(self._hasher, self._hash_block_size, req)
+        record = Request(
+            req, chain, block_size=self._hash_block_size, max_model_len=self._limits.max_model_len, now=self._clock()
+        )
+        self.ledger.welcome(record)
+        record.constraints = tuple(rule for rule in self._constraints if rule.applies(record))
+        record.decode_constraints = tuple(rule for rule in record.constraints if rule.limits_decode)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End these requests now; the last delta of each comes with the next outputs. Unknown ids are ignored."""
+        for request_id in request_ids:
+            req = self.ledger.requests.get(request_id)
+            if req is not None:
+                self.ledger.deltas.append(self.ledger.finish(req, FinishReason.ABORT))
+
+    # ---- the step ---------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """The next step; None when there is nothing to do."""
+        order, draft = self._order, self._open()
+        budget = draft.budget
+        for req in order.running:
+            if budget.left <= 0:
+                break
+            while not self._place(req, draft):
+                draft.short = True
+                if self.ledger.blocks_on_their_way:
+                    break  # what ended or was preempted frees blocks soon: better to wait than to take more
+                victim = order.victim()
+                self._preempt(victim, draft)
+                if victim is req:
+                    break
+        if not draft.short and not self._paused:
+            order.recall()
+            while min(budget.left, budget.prompts) > 0 and len(order.running) < self._limits.max_running:
+                waiting = order.peek()
+                if waiting is None or not self._admit(waiting, draft):
+                    break
+        return self._seal(draft)
+
+    def _open(self) -> StepDraft:
+        limits, running, in_prompt = self._limits, self._order.running, self.ledger.in_prompt
+        tokens = limits.max_num_scheduled_tokens
+        prompts = chunk = tokens - len(running) + len(in_prompt)
+        others = self._order.num_waiting and not self._paused
+        if in_prompt or others:
+            needs = [req.num_pending_tokens for req in in_prompt]
+            if others and not self._full():
+                room = min(limits.max_running - len(running), MAX_PROMPTS_SIDE_BY_SIDE)
+                needs += [req.num_pending_tokens for req in self._order.first(max(0, room))]
+            if len(needs) > 1:
+                chunk = max(limits.min_chunk, fair_chunk(needs, prompts))
+        budget = TokenBudget(tokens, limits.max_num_batched_tokens, chunk=chunk, prompts=prompts)
+        return StepDraft(self._seq + 1, budget, self._kv, num_in_flight=len(self.ledger.flights))
+
+    def _full(self) -> bool:
+        """The head of the queue found no room, and no block has come back since."""
+        head, free = self._full_at
+        return head is not None and head is self._order.peek() and self._kv.num_free_blocks <= free
+
+    def _place(self, req: Request, draft: StepDraft) -> bool:
+        """Give a running request its tokens, if there are any to give. False: no blocks."""
+        known = req.num_tokens + req.num_placeholders
+        n = known - req.num_computed_tokens
+        if req.num_placeholders and known >= req.max_total_tokens:
+            return True  # what is in flight ends it
+        if n == 1 and req.steady and req.num_computed_tokens < req.num_reserved_tokens and not req.num_drafts:
+            draft.add_decode(req)
+            return True
+        return n <= 0 or self._place_any(req, n + req.num_drafts, draft)
+
+    def _place_any(self, req: Request, n: int, draft: StepDraft) -> bool:
+        in_prompt = req in self.ledger.in_prompt
+        rules = req.constraints if in_prompt else req.decode_constraints
+        n = self._cap(req, n, rules, in_prompt, draft)
+        if n <= 0:
+            return True
+        if not draft.try_add(req, n, in_prompt=in_prompt, constraints=rules):
+            return False
+        self._tell_reserved(req, draft)
+        if in_prompt and req.num_computed_tokens >= req.num_tokens:
+            del self.ledger.in_prompt[req]
+            req.steady = not req.decode_constraints
+        return True
+
+    def _cap(self, req: Request, n: int, rules: tuple[Constraint, ...], in_prompt: bool, draft: StepDraft) -> int:
+        n = draft.budget.cap(n, req.num_drafts, in_prompt)
+        for rule in rules:
+            if n <= 0:
+                break
+            n = min(n, rule.cap(req, n, draft))
+        return n
+
+    def _preempt(self, req: Request, draft: StepDraft) -> None:
+        draft.drop(req)
+        self.ledger.preempt(req)
+        draft.preempted.append(req)
+
+    # ---- admission --------------------------------------------------------------------------
+
+    def _admit(self, req: Request, draft: StepDraft) -> bool:
+        """Look at the head of the queue: it enters, parks, is passed over, or ends. False: it blocks the queue."""
+        if req.state is RequestState.PREEMPTED:
+            req.move(RequestState.WAITING)
+        found = None
+        if all(rule.admits(req, draft) for rule in req.constraints):
+            found = self._look_up(req)
+        if found is None:
+            self._order.skip()
+            return True
+        if found.wait and found.part is not None:
+            return self._park(req, found, found.part)
+        if not req.holds_blocks:
+            req.start_from(found.total)
+        n = self._cap(req, req.num_tokens - found.total, req.constraints, True, draft)
+        if n <= 0:
+            self._order.skip()
+        elif draft.try_add(
+            req,
+            n,
+            in_prompt=True,
+            constraints=req.constraints,
+            hit=found.hit,
+            external_tokens=found.total - found.local,
+            admission=True,
+            beside_others=bool(self._order.running),
+        ):
+            self._enter(req, found, draft)
+            return True
+        if not req.holds_blocks:
+            req.start_from(0)
+        return n <= 0 or self._make_room(req)
+
+    def _look_up(self, req: Request) -> _Found | None:
+        """The longest prefix there is: a part's offer counts when it beats the local hit (SCH-13). None: retry."""
+        if req.holds_blocks:
+            return _Found(req.num_computed_tokens, req.num_computed_tokens)
+        hit = self._kv.match(req)
+        local = hit.num_tokens
+        best = _Found(local, local, hit)
+        for part in self._parts:
+            match = part.match(req, local)
+            if isinstance(match, Retry):
+                return None
+            total = min(match.tokens, req.num_tokens - 1)  # the last token is computed, for its logits (SCH-23)
+            if total > best.total:
+                best = _Found(local, total, hit, part, match.source, match.wait)
+        return best
+
+    def _enter(self, req: Request, found: _Found, draft: StepDraft) -> None:
+        """It got its tokens and blocks: from now on it runs."""
+        ledger = self.ledger
+        had_blocks = found.hit is None
+        blocks = self._kv.blocks(req.request_id) if had_blocks else draft.reserved(req)
+        req.move(RequestState.RUNNING)
+        self._order.admit()
+        req.slot = ledger.free_slots.pop()
+        req.valid_from = draft.seq
+        if not req.times.scheduled_s:
+            req.times.scheduled_s = self._clock()
+        draft.new.append((req, blocks))
+        if not had_blocks:
+            req.note_cached(found.local, found.source, found.total - found.local)
+            req.promised_tokens = found.total if found.part is not None else 0
+        self._tell_reserved(req, draft, found.part, found.total)
+        if req.num_computed_tokens < req.num_tokens:
+            ledger.in_prompt[req] = None
+        else:
+            req.steady = not req.decode_constraints
+
+    def _park(self, req: Request, found: _Found, part: ControlPart) -> bool:
+        """Reserve the blocks that `part` will fill, and wait for it outside the queues."""
+        reservation = self._kv.reserve(
+            req,
+            0,
+            hit=found.hit,
+            external_tokens=found.total - found.local,
+            admission=True,
+            beside_others=bool(self._order.running),
+        )
+        if reservation is None:
+            return self._make_room(req)
+        self._order.pop()
+        req.start_from(found.local)
+        req.reserved(found.total)
+        req.promised_tokens = found.total
+        req.promised_source = found.source
+        self.ledger.park(req, part)
+        for each in self._parts:
+            each.after_reserve(req, reservation.new_blocks, found.total if each is part else 0)
+        return True
+
+    def _tell_reserved(
+        self, req: Request, draft: StepDraft, filler: ControlPart | None = None, external_tokens: int = 0
+    ) -> None:
+        if not self._parts or not any(blocks := draft.reserved(req)):
+            return
+        for part in self._parts:
+            part.after_reserve(req, blocks, external_tokens if part is filler else 0)
+
+    def _make_room(self, req: Request) -> bool:
+        """The head of the queue found no blocks. True: look at the queue again; False: it must wait."""
+        ledger = self.ledger
+        self._full_at = (req, self._kv.num_free_blocks)
+        if self._order.running or ledger.blocks_on_their_way or ledger.held:
+            return False
+        if any(other.waits_for and other.holds_blocks for other in ledger.requests.values()):
+            return False  # loads under way; their requests run and end
+        holders = [other for other in self._order.waiting() if other.holds_blocks and other is not req]
+        if holders:
+            ledger.strip(holders[-1])  # nobody runs: without this all could wait for each other's blocks
+        elif req.holds_blocks:
+            ledger.strip(req)
+        else:
+            error = (
+                f"the request needs more KV memory than there is: its {req.num_tokens} tokens do not fit in "
+                f"{self._kv.num_total_blocks} blocks; shorten it, or give the engine more KV blocks"
+            )
+            ledger.deltas.append(ledger.finish(req, FinishReason.ERROR, error=error))
+        return True
+
+    # ---- the plan ---------------------------------------------------------------------------
+
+    def _seal(self, draft: StepDraft) -> StepPlan | None:
+        ledger = self.ledger
+        answers = [(part, part.plan(draft)) for part in self._parts]
+        shares = tuple(answer for _, answer in answers if isinstance(answer, PlanPart))
+        late = [(part, answer.kind) for part, answer in answers if isinstance(answer, Late)]
+        if not draft.rows and not shares and not late:
+            ledger.stuck = not draft.preempted
+            return None
+        plan = draft.seal(
+            slots=self._slots(draft),
+            finished=tuple(ledger.finished_slots),
+            preempted=tuple(ledger.preempted_slots),
+            parts=shares,
+            late=tuple(kind for _, kind in late),
+            num_groups=self._num_groups,
+            common_prefix_blocks=self._common_prefix(draft.rows),
+        )
+        self._seq = draft.seq
+        ledger.finished_slots.clear()
+        ledger.preempted_slots.clear()
+        ledger.flights[draft.seq] = Flight(draft.rows, tuple(part for part, _ in late), self._clock())
+        if self._debug:
+            ledger.check()
+        return plan
+
+    def _slots(self, draft: StepDraft) -> Ints:
+        """Slots of the rows; the array of the last batch again when the rows are the same."""
+        if draft.new or draft.rows != self._last_rows:
+            self._last_slots = as_ints([req.slot for req in draft.rows])
+            self._last_rows = draft.rows
+        return self._last_slots
+
+    def _common_prefix(self, rows: list[Request]) -> tuple[int, ...]:
+        if not self._limits.find_common_prefix:
+            return (0,) * self._num_groups
+        return self._kv.common_prefix_blocks([req.request_id for req in rows])
+
+    def supply(self, plan: StepPlan) -> tuple[PlanPart, ...]:
+        """The late parts of a plan in flight, once every step before it has been applied."""
+        shares = (part.supply(plan) for part in self.ledger.flights[plan.seq].late)
+        return tuple(share for share in shares if share is not None)
+
+    # ---- the loop's questions ---------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run."""
+        return len(self._order.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are alive and do not run, parked ones included."""
+        return len(self.ledger.requests) - self.num_running
+
+    def has_work(self) -> bool:
+        """True when `schedule` may find something, or deltas wait. Parked and blocked requests are no work."""
+        if self.ledger.deltas:
+            return True
+        return not self.ledger.stuck and bool(self._order.running or self._order.num_waiting)
+
+    def next_deadline(self) -> float | None:
+        """Monotonic second by which `schedule` must be called even if nothing happens; None: no need."""
+        if not self._parts:
+            return None
+        return min((at for part in self._parts if (at := part.next_deadline()) is not None), default=None)
+
+    def pause(self) -> None:
+        """Admit nobody; those running go on."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Admit again."""
+        self._paused = False
+        self.ledger.stuck = False
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached content, with requests running (SCH-28): these keep what they have and share no more.
+
+        True when nothing computed before can be found by a later request, here or in a part.
+        """
+        parts_done = [part.reset() for part in self._parts]
+        return self._kv.reset_prefix_cache() and all(parts_done)
+
+    def stats(self) -> StatsSnapshot:
+        """Counters and gauges of this moment."""
+        return self.ledger.stats()
