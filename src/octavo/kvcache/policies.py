@@ -184,7 +184,7 @@ def longest_common_hit(
     turn = 0
     while agreed < len(policies):
         policy, stride = policies[turn], strides[turn]
-        count = min(limit // policy.block_size, len(hashes) // stride)
+        count = limit // policy.block_size
         group = turn
 
         def find_here(h: BlockHash, group: int = group) -> int | None:
