@@ -22,18 +22,25 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-6, torch.bfloat16: 2e-2, tor
 """Largest absolute difference from the plain loops in float64, for standard normal inputs."""
 
 
-def need_of(
-    heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.float32, window: int | None = None
-) -> Need:
+def need_of(heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.float32, window: int | None = None) -> Need:
     return Need(
-        num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=dim**-0.5, dtype=dtype, kv_dtype=dtype, window=window
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        scale=dim**-0.5,
+        dtype=dtype,
+        kv_dtype=dtype,
+        window=window,
     )
 
 
 def spec_of(need: Need, block_size: int, window: int | None) -> KVSpec:
-    common = dict(
-        block_size=block_size, num_kv_heads=need.num_kv_heads, head_dim=need.head_dim, dtype=dtype_name(need.kv_dtype)
-    )
+    common = {
+        "block_size": block_size,
+        "num_kv_heads": need.num_kv_heads,
+        "head_dim": need.head_dim,
+        "dtype": dtype_name(need.kv_dtype),
+    }
     return FullAttentionSpec(**common) if window is None else SlidingWindowSpec(**common, window=window)
 
 

@@ -63,10 +63,7 @@ def test_a_tile_is_as_wide_as_promised():
 @pytest.mark.parametrize(("own", "group"), [(7, 40), (40, 7), (16, 17)])
 def test_the_layers_own_window_wins_over_the_groups(own, group):
     """ATT-7: one group may hold layers of both kinds; here nothing was freed that the layer still needs."""
-    if own > group:
-        rows = [(0, 20), (0, 1), (group - 2, 1)]  # the group has freed nothing yet
-    else:
-        rows = RAGGED
+    rows = [(0, 20), (0, 1), (group - 2, 1)] if own > group else RAGGED
     run_and_compare(BACKEND, need_of(4, 2, 16, window=own), rows, 16, group_window=group)
 
 
@@ -115,6 +112,10 @@ def test_gather_equals_plain_indexing():
 def test_random_batches(seed):
     gen = np.random.default_rng(seed)
     kv_heads = int(gen.integers(1, 4))
-    need = need_of(kv_heads * int(gen.integers(1, 4)), kv_heads, int(gen.integers(1, 9)) * 8, window=[None, 21][seed % 2])
-    rows = [(int(gen.integers(0, 70)) * int(gen.integers(0, 2)), int(gen.choice([1, 1, 1, 2, 19, 50]))) for _ in range(12)]
+    need = need_of(
+        kv_heads * int(gen.integers(1, 4)), kv_heads, int(gen.integers(1, 9)) * 8, window=[None, 21][seed % 2]
+    )
+    rows = [
+        (int(gen.integers(0, 70)) * int(gen.integers(0, 2)), int(gen.choice([1, 1, 1, 2, 19, 50]))) for _ in range(12)
+    ]
     run_and_compare(BACKEND, need, rows, int(gen.choice([16, 32, 64])), seed=seed, padding=seed)

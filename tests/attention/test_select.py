@@ -43,7 +43,9 @@ def change(need, **changes):
 
 def test_the_first_without_objection_is_chosen():
     assert choose(need_of(4, 2, 16), None, CPU_FACTS, registry(Picky, Eager, SdpaBackend)).name == "eager"
-    assert choose(need_of(4, 2, 16, window=8), None, CPU_FACTS, registry(Picky, Eager, SdpaBackend)).name == "torch_sdpa"
+    assert (
+        choose(need_of(4, 2, 16, window=8), None, CPU_FACTS, registry(Picky, Eager, SdpaBackend)).name == "torch_sdpa"
+    )
 
 
 def test_a_model_gets_one_backend_that_suits_all_its_layers():
@@ -80,7 +82,7 @@ def test_a_backend_that_cannot_be_imported_is_one_more_reason():
     made = Registry("attention backend", {"ghost": "a_module_not_there:X"})
     made.register("torch_sdpa", SdpaBackend)
     assert choose(need_of(4, 2, 16), None, CPU_FACTS, made).name == "torch_sdpa"
-    with pytest.raises(ConfigError, match="ghost: .*could not be loaded"):
+    with pytest.raises(ConfigError, match=r"ghost: .*could not be loaded"):
         choose(need_of(4, 2, 16), None, CPU_FACTS, Registry("attention backend", {"ghost": "a_module_not_there:X"}))
 
 
@@ -112,7 +114,9 @@ def test_block_size_is_the_users_or_suits_all_backends():
     assert choose_block_size([SdpaBackend()], None) == 64
     assert choose_block_size([Eager(), SdpaBackend()], None) == 64
     assert choose_block_size([SdpaBackend()], 16) == 16
-    with pytest.raises(ConfigError, match="block size 24 does not suit attention backend 'eager': it must be a multiple of 16"):
+    with pytest.raises(
+        ConfigError, match="block size 24 does not suit attention backend 'eager': it must be a multiple of 16"
+    ):
         choose_block_size([Eager()], 24)
     with pytest.raises(ConfigError, match="must be one of 16, 32"):
         choose_block_size([Picky(), Eager()], None)  # 192

@@ -52,14 +52,14 @@ def facts_of(config) -> ModelFacts:
 
 
 def context_of(facts: ModelFacts, **changes) -> BuildContext:
-    settings = dict(
-        dtype=torch.float32,
-        device="cpu",
-        device_facts=CPU_FACTS,
-        parallel=ParallelContext.single(),
-        max_model_len=facts.max_position,
-        block_size=16,
-    )
+    settings = {
+        "dtype": torch.float32,
+        "device": "cpu",
+        "device_facts": CPU_FACTS,
+        "parallel": ParallelContext.single(),
+        "max_model_len": facts.max_position,
+        "block_size": 16,
+    }
     return build_context(facts, **{**settings, **changes})
 
 
@@ -156,5 +156,3 @@ def hf_logits(model, tokens: Sequence[int]) -> torch.Tensor:
     """Transformers' logits of a whole prompt, [n, vocab]."""
     with torch.inference_mode():
         return model(torch.tensor([list(tokens)])).logits[0]
-
-

@@ -13,18 +13,18 @@ from tests.models.oracle import PagedRun, hf_logits, pair
 torch.set_num_threads(1)
 TOLERANCE = 1e-4
 
-BASE = dict(
-    vocab_size=211,
-    hidden_size=72,
-    intermediate_size=100,
-    num_hidden_layers=3,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    max_position_embeddings=128,
-    pad_token_id=None,
-    bos_token_id=0,
-    eos_token_id=1,
-)
+BASE = {
+    "vocab_size": 211,
+    "hidden_size": 72,
+    "intermediate_size": 100,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
 
 
 def llama(**changes):
@@ -126,7 +126,7 @@ def test_chunks_mixed_with_decode_rows(models):
     want = [hf_logits(theirs, line) for line in lines]
     cuts = {0: [1, 15, 17, 1, 1, 32], 1: [16, 1, 1, 1, 4], 2: [30, 1, 1, 5]}
     run = PagedRun(ours, 3, 80, seed=1)
-    at = {row: 0 for row in cuts}
+    at = dict.fromkeys(cuts, 0)
     for turn in range(6):
         chunks = {}
         for row in sorted(cuts, reverse=bool(turn % 2)):
