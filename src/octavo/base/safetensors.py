@@ -54,7 +54,7 @@ def read_safetensors(path: str | Path) -> SafetensorsFile:
     if len(file) < 8:
         raise _cut_short(file, "its header")
     header_bytes = int.from_bytes(file.data[:8], "little")
-    if header_bytes > _MAX_HEADER_BYTES or file.data[8:9] != b"{":
+    if header_bytes > _MAX_HEADER_BYTES or file.data[8:9] not in (b"{", b""):
         raise LoadError(f"{path} is not a safetensors file: it does not start with a header")
     base = 8 + header_bytes
     if base > len(file):
