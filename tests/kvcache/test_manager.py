@@ -292,6 +292,15 @@ def test_SCH_32_fenced_blocks_wait_for_their_step() -> None:
     assert kv.num_free_blocks == 5, "a step that is processed holds nothing back"
 
 
+def test_SCH_32_the_first_step_is_a_fence_too() -> None:
+    kv = manager(6)
+    kv.reserve(Req("a", [1] * 9), 9)
+    kv.release("a", after=0)
+    assert kv.num_free_blocks == 2
+    kv.retire(0)
+    assert kv.num_free_blocks == 5
+
+
 def test_REQ_5_an_id_that_comes_back_at_once_is_another_request() -> None:
     kv = manager(8)
     run(kv, Req("a", list(range(9))))

@@ -132,9 +132,12 @@ def extra_keys(
 ) -> tuple[bytes, ...]:
     """What else than tokens block `block_index` depends on, in order (REU-2).
 
-    Adapter name and digest; media items that overlap the block, each with its offset from the block's
-    start; the cache salt, in the first block only since the chain carries it on; the digest of
-    embeddings given in place of tokens. `block_size` is needed for media.
+    - `adapter:<bytes in the name>:<name>:<digest>`, of the LoRA adapter;
+    - `media:<offset from the block's start>:<identifier>`, for each item that overlaps the block;
+    - `salt:<salt>`, in the first block only, since the chain carries it on;
+    - `embeddings:<digest>`, of embeddings given in place of tokens.
+
+    Text is UTF-8 and numbers are decimal. `block_size` is needed for media.
     """
     keys = []
     if req.adapter is not None:

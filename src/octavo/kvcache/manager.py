@@ -16,9 +16,9 @@ import msgspec
 from octavo.base.kvspec import KVLayout
 from octavo.kvcache.hashing import BlockHash, group_key
 from octavo.kvcache.policies import NULL_BLOCK, PolicyRegistry, builtin_policies, longest_common_hit
-from octavo.kvcache.pool import BlockPool
+from octavo.kvcache.pool import BlockPool, Taken
 from octavo.kvcache.prefix import CacheEvent, EventLog, NoEvents, PrefixIndex
-from octavo.kvcache.tables import Reservation, Tables
+from octavo.kvcache.tables import PrefixHit, Reservation, Tables, common_start, split_by
 
 __all__ = ["KVCacheManager", "KVRequest", "KVStats", "PrefixHit", "Reservation"]
 
@@ -35,7 +35,11 @@ class KVRequest(Protocol):
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens whose KV is in the blocks (or will be, by steps already planned). Falls only by `release`."""
+        """Tokens whose KV is in the blocks, or will be by steps already planned.
+
+        Windows move by this count, so of guessed tokens only accepted ones may be in it: below what it
+        once was, it falls only by `release`.
+        """
 
     @property
     def block_hashes(self) -> Sequence[BlockHash]:
@@ -44,17 +48,6 @@ class KVRequest(Protocol):
     @property
     def reads_prefix_cache(self) -> bool:
         """False: this request is given no hits; others may still hit what it computes."""
-
-
-class PrefixHit(msgspec.Struct, frozen=True):
-    """The longest prefix that all groups have: `blocks[g]` is the table's start, null block 0 where not needed.
-
-    `version` says of which state of the prefix index this is true.
-    """
-
-    num_tokens: int
-    blocks: tuple[tuple[int, ...], ...]
-    version: int = 0
 
 
 class KVStats(msgspec.Struct, frozen=True):
@@ -110,7 +103,7 @@ class KVCacheManager:
         self._index = PrefixIndex(EventLog() if record_events else NoEvents())
         self._tables: dict[str, Tables] = {}
         self._fenced: dict[int, list[int]] = {}
-        self._retired = 0
+        self._next_to_retire = 0
         self._resets = 0
         self._queries = self._hits = self._evictions = 0
         self._no_blocks: tuple[tuple[int, ...], ...] = ((),) * len(self._policies)
@@ -147,8 +140,7 @@ class KVCacheManager:
         """By group, how many leading blocks are the same in all these requests; null blocks end the count."""
         tables = [self._tables.get(i) for i in request_ids]
         return tuple(
-            _common_start([[] if t is None else t.blocks[group] for t in tables])
-            for group in range(len(self._policies))
+            common_start([[] if t is None else t.blocks[group] for t in tables]) for group in range(len(self._policies))
         )
 
     # ---- taking and giving back --------------------------------------------------------------
@@ -184,28 +176,20 @@ class KVCacheManager:
             and hit is None
         ):
             return tables.nothing
-        created = tables is None
         if tables is None:
-            tables = Tables(req.request_id, len(self._policies), stale=not self._caching)
             computed = external_tokens if hit is None else hit.num_tokens + external_tokens
-            if hit is not None:
-                self._check_hit(req, hit)
         elif hit is not None or external_tokens:
             raise RuntimeError(f"request {req.request_id} has blocks already: a hit belongs to its admission")
-        else:
+        elif computed >= tables.expires_at:
             self._give(tables.expire(self._policies, computed))
             tables.settle(self._policies)
         total = computed + num_new_tokens
         total = max(total, min(total + lookahead_tokens, self._max_model_len))
-        rows = self._rows(tables, hit, computed, total)
-        need = self._need(tables, rows, max(req.num_tokens, total) if admission else None)
-        if need + (self._watermark if beside_others else 0) > self._pool.num_free:
-            return None
-        reservation = self._take(tables, rows, created)
-        if created:
-            reservation = self._enter(req, tables, reservation, hit, computed)
-        tables.settle(self._policies)
-        return reservation
+        whole = min(max(req.num_tokens, total), self._max_model_len) if admission else 0
+        spare = self._watermark if beside_others else 0
+        if tables is None:
+            return self._admit(req, hit, computed, total, whole, spare)
+        return self._grow(tables, total, whole, spare)
 
     def cancel(self, res: Reservation) -> None:
         """Give back what this reservation took; to be called before its step is submitted or committed.
@@ -260,14 +244,14 @@ class KVCacheManager:
         if tables is None:
             return
         blocks = tables.tail_first(self._policies)
-        if after is None or after <= self._retired:
+        if after is None or after < self._next_to_retire:
             self._give(blocks)
         else:
             self._fenced.setdefault(after, []).extend(blocks)
 
     def retire(self, seq: int) -> None:
         """Steps up to `seq` have been processed: nothing writes any more to blocks they used (SCH-32)."""
-        self._retired = max(self._retired, seq)
+        self._next_to_retire = max(self._next_to_retire, seq + 1)
         if self._fenced:
             for fence in sorted(s for s in self._fenced if s <= seq):
                 self._give(self._fenced.pop(fence))
@@ -323,7 +307,7 @@ class KVCacheManager:
         kept = len(self._pool.kept())
         if kept != sum(self._pool.is_free(b) for b in self._index.items()):
             raise RuntimeError("a free block with findable content is not among the kept")
-        if any(fence <= self._retired for fence in self._fenced):
+        if any(fence < self._next_to_retire for fence in self._fenced):
             raise RuntimeError("blocks still wait behind a fence that has been passed")
 
     # ---- steps of `reserve` ------------------------------------------------------------------
@@ -338,79 +322,89 @@ class KVCacheManager:
                 if block != NULL_BLOCK and self._index.key_of(block) != key:
                     raise RuntimeError(f"the prefix hit of request {req.request_id} no longer stands; match it again")
 
-    def _rows(self, tables: Tables, hit: PrefixHit | None, computed: int, total: int) -> list[list[int | None]]:
-        """What each group's table would grow by: a hit block, a null block, or None for one to take."""
+    def _admit(
+        self, req: KVRequest, hit: PrefixHit | None, computed: int, total: int, whole: int, spare: int
+    ) -> Reservation | None:
+        """First blocks of a request: hits, null blocks where windows have passed `computed`, and new ones."""
+        if hit is not None:
+            self._check_hit(req, hit)
+        rows = self._rows(hit, computed, total)
+        hits = [[b for b in row if b] for row in rows]
+        in_use = [sum(not self._pool.is_free(b) for b in row) for row in hits]
+        num_new = sum(row.count(None) for row in rows)
+        need = max(num_new + sum(map(len, hits)) - sum(in_use), self._whole_need(whole, in_use))
+        if need + spare > self._pool.num_free:
+            return None
+        # Hits are held first, so that none of them is taken for new content.
+        held = tuple([self._pool.hold(b) for row in hits for b in row])
+        taken, lost = self._take(num_new)
+        fresh = iter(taken.blocks)
+        new_blocks = tuple([tuple([next(fresh) if b is None else b for b in row]) for row in rows])
+        tables = Tables(req.request_id, len(self._policies), stale=not self._caching)
+        self._tables[req.request_id] = tables
+        tables.append(new_blocks)
+        for group, policy in enumerate(self._policies):
+            tables.passed[group] = min(policy.expired(computed).stop, len(tables.blocks[group]))
+        queried = found = 0
+        if hit is not None:
+            tables.adopt([len(row) for row in hit.blocks], hit.num_tokens // self._hasher_block_size)
+            if self._caching and req.reads_prefix_cache:
+                queried, found = req.num_tokens, hit.num_tokens
+        self._queries += queried
+        self._hits += found
+        tables.settle(self._policies)
+        return Reservation(req.request_id, new_blocks, True, queried, found, taken, held, lost, self._resets)
+
+    def _rows(self, hit: PrefixHit | None, computed: int, total: int) -> list[list[int | None]]:
+        """What each group's table would start with: a hit block, a null block, or None for one to take."""
         rows: list[list[int | None]] = []
         for group, policy in enumerate(self._policies):
-            have = len(tables.blocks[group])
             row: list[int | None] = [*hit.blocks[group]] if hit is not None else []
-            row.extend([None] * (policy.blocks_for(total) - have - len(row)))
-            gone = policy.expired(computed)
-            for i in range(max(gone.start - have, 0), min(gone.stop - have, len(row))):
-                row[i] = NULL_BLOCK
+            row.extend([None] * (policy.blocks_for(total) - len(row)))
+            for i in policy.expired(computed):
+                if i < len(row):
+                    row[i] = NULL_BLOCK
             rows.append(row)
         return rows
 
-    def _need(self, tables: Tables, rows: Sequence[Sequence[int | None]], whole: int | None) -> int:
-        """Free blocks this takes now; with `whole`, or more if the whole sequence of so many tokens holds more."""
-        need = need_whole = 0
-        for group, (policy, row) in enumerate(zip(self._policies, rows, strict=True)):
-            hits = [b for b in row if b]
-            in_use = sum(not self._pool.is_free(b) for b in hits)
-            need += row.count(None) + len(hits) - in_use
-            if whole is not None:
-                most = policy.most_blocks(min(whole, self._max_model_len), self._max_batched_tokens)
-                need_whole += max(0, most - tables.live(group) - in_use)
-        return max(need, need_whole)
-
-    def _take(self, tables: Tables, rows: Sequence[Sequence[int | None]], created: bool) -> Reservation:
-        """Take the blocks and append them: hits first, so that none of them is taken for new content."""
-        held = tuple(self._pool.hold(b) for row in rows for b in row if b)
-        taken = self._pool.take(sum(row.count(None) for row in rows))
-        lost = tuple((b, self._index.remove(b)) for b in taken.evicted)
-        self._evictions += len(lost)
-        fresh = iter(taken.blocks)
-        new_blocks = tuple(tuple(next(fresh) if b is None else b for b in row) for row in rows)
-        if not created and not any(new_blocks):
+    def _grow(self, tables: Tables, total: int, whole: int, spare: int) -> Reservation | None:
+        """More blocks for a request that has some, for `total` tokens in all."""
+        counts = [p.blocks_for(total) - len(row) for p, row in zip(self._policies, tables.blocks, strict=True)]
+        counts = [c if c > 0 else 0 for c in counts]
+        need = num_new = sum(counts)
+        if whole:
+            need = max(need, self._whole_need(whole, [tables.live(g) for g in range(len(counts))]))
+        if need + spare > self._pool.num_free:
+            return None
+        if not num_new:
             return tables.nothing
+        taken, lost = self._take(num_new)
+        new_blocks = (taken.blocks,) if len(counts) == 1 else split_by(taken.blocks, counts)
         tables.append(new_blocks)
-        return Reservation(
-            tables.nothing.request_id, new_blocks, created, taken=taken, held=held, lost=lost, resets=self._resets
+        tables.measure(self._policies)
+        return Reservation(tables.nothing.request_id, new_blocks, taken=taken, lost=lost, resets=self._resets)
+
+    def _whole_need(self, whole: int, had: Sequence[int]) -> int:
+        """Free blocks that a sequence of `whole` tokens needs in the end, given what it holds or shares by group."""
+        return (
+            sum(
+                max(0, policy.most_blocks(whole, self._max_batched_tokens) - blocks)
+                for policy, blocks in zip(self._policies, had, strict=True)
+            )
+            if whole
+            else 0
         )
 
-    def _enter(
-        self, req: KVRequest, tables: Tables, res: Reservation, hit: PrefixHit | None, computed: int
-    ) -> Reservation:
-        """Put a request on the books with its first blocks."""
-        self._tables[req.request_id] = tables
-        for group, policy in enumerate(self._policies):
-            tables.passed[group] = min(policy.expired(computed).stop, len(tables.blocks[group]))
-        if hit is None:
-            return res
-        tables.from_hit = [len(row) for row in hit.blocks]
-        tables.committed = tables.from_hit.copy()
-        tables.reported = hit.num_tokens // self._hasher_block_size
-        if not self._caching or not req.reads_prefix_cache:
-            return res
-        self._queries += req.num_tokens
-        self._hits += hit.num_tokens
-        return msgspec.structs.replace(res, queried=req.num_tokens, found=hit.num_tokens)
+    def _take(self, count: int) -> tuple[Taken, tuple[tuple[int, bytes], ...]]:
+        """Blocks for new content, and what findable content that cost."""
+        taken = self._pool.take(count)
+        evicted = taken.evicted
+        if not evicted:
+            return taken, ()
+        self._evictions += len(evicted)
+        return taken, tuple([(b, self._index.remove(b)) for b in evicted])
 
     def _give(self, blocks: Iterable[int]) -> None:
         """One holder less for each of these blocks."""
         for block in blocks:
             self._pool.release(block, block in self._index)
-
-
-def _common_start(rows: Sequence[Sequence[int]]) -> int:
-    """How many leading entries are equal in all rows and not null."""
-    if not rows:
-        return 0
-    first = rows[0]
-    count = next((i for i, b in enumerate(first) if b == NULL_BLOCK), len(first))
-    for row in rows[1:]:
-        if row[:count] != first[:count]:
-            count = next((i for i, (a, b) in enumerate(zip(row, first, strict=False)) if a != b), min(len(row), count))
-        if not count:
-            break
-    return count

@@ -22,7 +22,7 @@ KEPT: Final = 2
 VIRGIN: Final = 3
 
 
-class Taken(msgspec.Struct, frozen=True):
+class Taken(msgspec.Struct, frozen=True, gc=False):
     """Blocks of one `take`, in order: first plain ones, then virgin, then kept (whose content is lost)."""
 
     blocks: tuple[int, ...] = ()
@@ -35,7 +35,7 @@ class Taken(msgspec.Struct, frozen=True):
         return self.blocks[self.num_plain + self.num_virgin :]
 
 
-class Held(msgspec.Struct, frozen=True):
+class Held(msgspec.Struct, frozen=True, gc=False):
     """One more holder of a block; `neighbours` is where it stood among the kept, None if it was in use."""
 
     block: int

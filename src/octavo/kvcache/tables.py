@@ -6,11 +6,23 @@ Does not know: the pool, hashes, or other requests.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import msgspec
 
 from octavo.kvcache.policies import NEVER, NULL_BLOCK, BlockPolicy
 from octavo.kvcache.pool import Held, Taken
+
+
+class PrefixHit(msgspec.Struct, frozen=True):
+    """The longest prefix that all groups have: `blocks[g]` is the table's start, null block 0 where not needed.
+
+    `version` says of which state of the prefix index this is true.
+    """
+
+    num_tokens: int
+    blocks: tuple[tuple[int, ...], ...]
+    version: int = 0
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -59,13 +71,27 @@ class Tables:
 
     def settle(self, policies: Sequence[BlockPolicy]) -> None:
         """Bring the three thresholds up to date after any change."""
-        self.capacity = min((len(b) * p.block_size for b, p in zip(self.blocks, policies, strict=True)), default=NEVER)
-        self.expires_at = min((p.expires_at(s) for s, p in zip(self.passed, policies, strict=True)), default=NEVER)
-        if self.stale:
-            self.commit_at = NEVER
-        else:
-            commits = ((c + 1) * p.block_size for c, p in zip(self.committed, policies, strict=True))
+        self.measure(policies)
+        self.expires_at = min([p.expires_at(s) for s, p in zip(self.passed, policies, strict=True)], default=NEVER)
+        self.commit_at = NEVER
+        if not self.stale:
+            commits = [(c + 1) * p.block_size for c, p in zip(self.committed, policies, strict=True)]
             self.commit_at = min(commits, default=NEVER)
+
+    def measure(self, policies: Sequence[BlockPolicy]) -> None:
+        """Bring `capacity` up to date, the only threshold that growing changes."""
+        capacity = NEVER
+        for row, policy in zip(self.blocks, policies, strict=True):
+            tokens = len(row) * policy.block_size
+            if tokens < capacity:
+                capacity = tokens
+        self.capacity = capacity
+
+    def adopt(self, num_blocks: Sequence[int], num_hashes: int) -> None:
+        """The first blocks by group, worth `num_hashes` of the chain, came findable from a hit."""
+        self.from_hit = list(num_blocks)
+        self.committed = list(num_blocks)
+        self.reported = num_hashes
 
     def expire(self, policies: Sequence[BlockPolicy], num_computed_tokens: int) -> list[int]:
         """Put null blocks where windows have passed; the blocks that were there, last first."""
@@ -132,3 +158,23 @@ class Tables:
             start = policies[group].expired(NEVER).start
             if any((b == NULL_BLOCK) != (start <= i < self.passed[group]) for i, b in enumerate(row)):
                 raise RuntimeError(f"a request's null blocks in group {group} are not where the window passed")
+
+
+def split_by(blocks: tuple[int, ...], counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Cut a tuple into pieces of these lengths."""
+    stops = list(accumulate(counts))
+    return tuple([blocks[stop - count : stop] for stop, count in zip(stops, counts, strict=True)])
+
+
+def common_start(rows: Sequence[Sequence[int]]) -> int:
+    """How many leading entries are equal in all rows and not null."""
+    if not rows:
+        return 0
+    first = rows[0]
+    count = next((i for i, b in enumerate(first) if b == NULL_BLOCK), len(first))
+    for row in rows[1:]:
+        if row[:count] != first[:count]:
+            count = next((i for i, (a, b) in enumerate(zip(row, first, strict=False)) if a != b), min(len(row), count))
+        if not count:
+            break
+    return count
