@@ -9,6 +9,7 @@ Order for a `DataPart`: `bind` once after the memory was allocated -> per step: 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -155,14 +156,35 @@ class NullDrafter:
         return None
 
 
-def watch_layers(layers: Sequence[nn.Module], parts: Sequence[DataPart]) -> None:
-    """Call the parts that watch layers around every attention layer."""
-    for part in parts:
-        if part.watches_layers:
+class WatchedForward:
+    """Another runner's pass, with parts called around every attention layer; profile and warm-up go without it.
+
+    Owns: whether a watched pass is under way.
+    """
+
+    def __init__(self, inner: ForwardRunner, layers: Sequence[nn.Module], parts: Sequence[DataPart]) -> None:
+        self._inner = inner
+        self._parts = tuple(part for part in parts if part.watches_layers)
+        self._on = False
+        if self._parts:
             for layer, module in enumerate(layers):
-                _watch(layer, module, part)
+                module.register_forward_pre_hook(partial(self._before, layer))
+                module.register_forward_hook(partial(self._after, layer))
 
+    def run(self, model: Model, batch: InputBatch, context: ForwardContext) -> Tensor:
+        """Hidden states [T, hidden] of the batch."""
+        self._on = True
+        try:
+            return self._inner.run(model, batch, context)
+        finally:
+            self._on = False
 
-def _watch(layer: int, module: nn.Module, part: DataPart) -> None:
-    module.register_forward_pre_hook(lambda *_: part.before_layer(layer))
-    module.register_forward_hook(lambda *_: part.after_layer(layer))
+    def _before(self, layer: int, *_: object) -> None:
+        if self._on:
+            for part in self._parts:
+                part.before_layer(layer)
+
+    def _after(self, layer: int, *_: object) -> None:
+        if self._on:
+            for part in self._parts:
+                part.after_layer(layer)

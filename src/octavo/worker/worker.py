@@ -6,7 +6,7 @@ Does not know: that thread, other devices, or who plans.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -31,7 +31,7 @@ from octavo.worker.seams import (
     LateParts,
     Model,
     NullDrafter,
-    watch_layers,
+    WatchedForward,
 )
 from octavo.worker.table import RequestTable
 
@@ -99,7 +99,7 @@ class Worker:
 
     `probe` says what the device has now.
 
-    Owns: the loaded model, the KV memory and the runner.
+    Owns: the loaded model, the KV memory and the runner, and what joins them.
     """
 
     def __init__(
@@ -113,6 +113,7 @@ class Worker:
         self._probe = probe
         self._seams = seams or WorkerSeams()
         self._device = torch.device(limits.device)
+        self._bare = WorkerSeams(forward=self._seams.forward)  # for steps that nobody asked for
         self._loaded: Loaded | None = None
         self._runner: ModelRunner | None = None
         self._of: RunnerParts | None = None
@@ -120,7 +121,8 @@ class Worker:
     def load(self, loaded: Loaded) -> None:
         """Take a model whose weights are in."""
         self._loaded = loaded
-        watch_layers(loaded.model.attention_layers, self._seams.parts)
+        watched = WatchedForward(self._bare.forward, loaded.model.attention_layers, self._seams.parts)
+        self._seams = replace(self._seams, forward=watched)
 
     def profile(self) -> StepMemory:
         """What the largest step needs beside weights and KV, and what is left for KV.
@@ -143,7 +145,7 @@ class Worker:
         """Reserve KV memory and bind the layers to it."""
         self._of = None  # lets go of an earlier memory before the new one is reserved
         self._runner = None
-        self._of = self._compose(layout, self._seams.parts)
+        self._of = self._compose(KVMemory(layout, self._device), self._seams)
         self._runner = ModelRunner(self._of)
         for part in self._seams.parts:
             part.bind(self._of.memory)
@@ -154,7 +156,7 @@ class Worker:
         layout = of.memory.layout
         length = min(WARM_UP_TOKENS, self._limits.max_num_batched_tokens, self._limits.max_model_len - 1)
         if length > 0 and dummy.blocks_used(layout, (length,)) <= layout.num_blocks:
-            bare = ModelRunner(self._compose_on(of.memory, ()))
+            bare = ModelRunner(self._compose(of.memory, self._bare))
             self._run_dummies(bare, layout, (length,))
 
     def step(self, plan: StepPlan, late: LateParts) -> StepResult:
@@ -194,10 +196,7 @@ class Worker:
             raise RuntimeError("the worker has no KV memory yet: call allocate first")
         return self._of
 
-    def _compose(self, layout: KVLayout, parts: tuple[DataPart, ...]) -> RunnerParts:
-        return self._compose_on(KVMemory(layout, self._device), parts)
-
-    def _compose_on(self, memory: KVMemory, parts: tuple[DataPart, ...]) -> RunnerParts:
+    def _compose(self, memory: KVMemory, seams: WorkerSeams) -> RunnerParts:
         limits, loaded, layout = self._limits, self._need_loaded(), memory.layout
         sizes = [group.spec.block_size for group in layout.groups]
         vocab = limits.facts.vocab_size
@@ -205,7 +204,7 @@ class Worker:
             max_num_seqs=limits.max_num_seqs,
             vocab_limit=min(vocab, limits.sample_vocab_size or vocab),
             seed=limits.seed,
-            processors=self._seams.processors if parts == self._seams.parts else (),
+            processors=seams.processors,
         )
         model: Model = loaded.model
         return RunnerParts(
@@ -215,23 +214,23 @@ class Worker:
                 max_num_seqs=limits.max_num_seqs,
                 max_model_len=limits.max_model_len,
                 block_sizes=sizes,
-                listeners=(chooser, *parts),
+                listeners=(chooser, *seams.parts),
             ),
             batcher=InputBatcher(max_num_tokens=limits.max_num_batched_tokens, block_sizes=sizes, device=self._device),
             contexts=ContextBuilder(
                 [loaded.backend.builder(group.spec, self._device) for group in layout.groups], memory.bindings
             ),
-            forward=self._seams.forward,
+            forward=seams.forward,
             chooser=chooser,
-            drafter=self._seams.drafter,
-            parts=parts,
+            drafter=seams.drafter,
+            parts=seams.parts,
         )
 
     def _measure(self, lengths: tuple[int, ...]) -> int:
         """Bytes that one step of prompts of these lengths needs at its peak."""
         lengths = lengths[: self._limits.max_num_seqs]  # a batch of few, short sequences is all there can be
         layout = scratch_layout(self._need_loaded().specs, lengths)
-        runner = ModelRunner(self._compose(layout, ()))
+        runner = ModelRunner(self._compose(KVMemory(layout, self._device), self._bare))
         self._run_dummies(runner, layout, (1,))  # what is made once, at the first call, is no part of a step
         plan = dummy.prompt_plan(layout, lengths, SamplingParams())
 
