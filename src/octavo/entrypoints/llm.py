@@ -99,7 +99,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: int = 0,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -109,17 +109,17 @@ class LLM:
 
         A conversation is a list of messages (`{"role": "user", "content": "..."}`), rendered with the model's chat
         template or with `chat_template`. With `continue_final_message` the last message is continued instead of
-        answered; `add_generation_prompt` is then off.
+        answered, and `add_generation_prompt` is off unless it is given.
         """
         front = self._open_front("chat")
         conversations = _conversations(messages)
-        options: dict[str, Any] = dict(chat_template_kwargs or {})
-        options["add_generation_prompt"] = add_generation_prompt and not continue_final_message
-        options["continue_final_message"] = continue_final_message
-        if chat_template is not None:
-            options["chat_template"] = chat_template
-        if tools is not None:
-            options["tools"] = list(tools)
+        options: dict[str, Any] = {
+            "tools": None if tools is None else list(tools),
+            "chat_template": chat_template,
+            "chat_template_kwargs": chat_template_kwargs,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
 
         def render(front: Offline, conversation: Sequence[Message]) -> "EngineInput":
             return front.renderer.chat(list(conversation), **options)
@@ -165,12 +165,14 @@ class LLM:
         return front
 
     @staticmethod
-    def _input(front: Offline, prompt: Prompt) -> "EngineInput":
+    def _input(front: Offline, prompt: Any) -> "EngineInput":
         if isinstance(prompt, str):
             return front.renderer.text(prompt)
         if not isinstance(prompt, Mapping):
             hint = '; give token ids as {"prompt_token_ids": [...]}' if isinstance(prompt, int | list | tuple) else ""
-            raise ClientError(f"a prompt must be a string or a dict, got {type(prompt).__name__}{hint}", param="prompts")
+            raise ClientError(
+                f"a prompt must be a string or a dict, got {type(prompt).__name__}{hint}", param="prompts"
+            )
         known = _PROMPT_KEYS & prompt.keys()
         if len(known) != 1 or len(prompt) != 1:
             raise ClientError(
@@ -186,20 +188,22 @@ class LLM:
     def _run(
         self, front: Offline, inputs: "list[EngineInput]", params: Params, use_tqdm: bool, priority: int
     ) -> list[RequestOutput]:
-        each = self._params(front, params, len(inputs))
+        each = self._params(front, params, inputs)
         progress = open_progress(len(inputs), sys.stderr, time.monotonic) if use_tqdm else None
         return front.engine.generate(list(zip(inputs, each, strict=True)), progress=progress, priority=priority)
 
     @staticmethod
-    def _params(front: Offline, params: Params, num_prompts: int) -> list[SamplingParams]:
+    def _params(front: Offline, params: Params, inputs: "list[EngineInput]") -> list[SamplingParams]:
+        """One for each input; the defaults ask for no more tokens than the context has room for."""
         if params is None:
-            params = SamplingParams(**front.info.default_sampling)
+            default = SamplingParams(**front.info.default_sampling)
+            return [front.limits.check(one, default, max_tokens_is_default=True) for one in inputs]
         if isinstance(params, SamplingParams):
-            return [params] * num_prompts
+            return [params] * len(inputs)
         each = list(params)
-        if len(each) != num_prompts:
+        if len(each) != len(inputs):
             raise ClientError(
-                f"sampling_params must be one or as many as the prompts: got {len(each)} for {num_prompts} prompts",
+                f"sampling_params must be one or as many as the prompts: got {len(each)} for {len(inputs)} prompts",
                 param="sampling_params",
             )
         return each

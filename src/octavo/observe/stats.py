@@ -152,8 +152,9 @@ class StatsBook:
         """Take the engine's own figures; an older one that comes late is left aside."""
         if snapshot.seq < self.snapshot.seq:
             return
+        new_step = snapshot.seq != self.snapshot.seq
         self.snapshot = snapshot
-        if snapshot.step_rows:
+        if new_step and snapshot.step_rows:
             self.step_s.observe(snapshot.step_s)
             self.step_tokens.observe(snapshot.step_tokens)
 

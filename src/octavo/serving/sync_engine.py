@@ -19,8 +19,7 @@ from octavo.base.outputs import EngineOutputs, RequestDelta, RequestOutput
 from octavo.base.params import SamplingParams
 from octavo.base.types import OutputKind
 from octavo.engine.client import EngineClient
-from octavo.observe.stats import NullStats, StatsSink
-from octavo.outputs.assembler import OutputAssembler, Pushed
+from octavo.outputs.assembler import OutputAssembler
 from octavo.outputs.detokenizer import Decoder
 from octavo.serving.front import EngineInfo
 from octavo.serving.intake import Intake, Prepared, RequestIds, RequestOptions
@@ -56,13 +55,11 @@ class SyncEngine:
         info: EngineInfo,
         clock: Callable[[], float] = time.monotonic,
         *,
-        stats: StatsSink | None = None,
         id_prefix: str = "",
     ) -> None:
         self._client = client
         self._decoder = decoder
         self._clock = clock
-        self._stats = stats or NullStats()
         self._intake = Intake(limits, info, RequestIds(id_prefix), clock)
         # Written by callers, read by the client's thread; single operations on a dict are atomic.
         self._routes: dict[str, Inbox] = {}  # by answer's id
@@ -126,20 +123,12 @@ class SyncEngine:
                 pushed = call.assembler.push(got, self._clock())
                 for output in pushed.outputs:
                     results[output.request_id] = output
-                self._note(pushed)
+                self._abort(tuple(pushed.aborts))
                 num_tokens = sum(len(delta.new_token_ids) for delta in got.deltas)
                 progress.advance(requests=len(pushed.outputs), tokens=num_tokens)
         finally:
             progress.close()
         return [results[one.opening.parent_id] for one in call.prepared]
-
-    def _note(self, pushed: Pushed) -> None:
-        if pushed.aborts:
-            self._abort(tuple(pushed.aborts))
-        if pushed.gaps_s:
-            self._stats.gaps(pushed.gaps_s)
-        for record in pushed.ended:
-            self._stats.ended(record)
 
     def _abort(self, ids: tuple[str, ...]) -> None:
         if ids and self.alive():
@@ -148,8 +137,6 @@ class SyncEngine:
     # ---- on the client's thread ----
 
     def _on_outputs(self, outputs: EngineOutputs) -> None:
-        if outputs.stats is not None:
-            self._stats.absorb(outputs.stats)
         shares: dict[int, tuple[Inbox, list[RequestDelta]]] = {}
         for delta in outputs.deltas:
             if (inbox := self._routes.get(delta.request_id)) is not None:
@@ -160,6 +147,5 @@ class SyncEngine:
     def _on_death(self, error: Exception) -> None:
         if self._death is None:
             self._death = error
-            self._stats.engine_died()
         for inbox in {id(i): i for i in list(self._routes.values())}.values():
             inbox.put(error)

@@ -1,0 +1,180 @@
+"""`LLM`: one result for each prompt, in order, for any mix (INP-4, OFL-01)."""
+
+import gc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from octavo.base.errors import ClientError, ContextLengthError, EngineDead
+from octavo.base.params import SamplingParams
+from octavo.entrypoints.llm import LLM
+from tests.support.toy_engine import ToyClient, hashed
+from tests.support.toy_front import MAX_LEN, TEXT, ToyOffline, offline, prompt
+
+RULE = hashed(TEXT.vocab_size, low=5)
+SHORT = SamplingParams(max_tokens=4, seed=1)
+HI = {"role": "user", "content": "hi"}
+
+
+def opened(**changes: Any) -> tuple[LLM, ToyOffline, ToyClient]:
+    client = ToyClient(RULE, max_running=5)
+    front = offline(client, **changes)
+    return LLM("folder", opener=lambda options: front), front, client
+
+
+@pytest.fixture
+def llm() -> Iterator[LLM]:
+    with opened()[0] as llm:
+        yield llm
+
+
+def texts(outputs: list[Any]) -> list[list[str]]:
+    return [[a.text for a in o.outputs] for o in outputs]
+
+
+def test_forty_mixed_prompts_come_back_in_order_ofl_01(llm: LLM) -> None:
+    prompts: list[Any] = [f"prompt number {i % 30} " * (1 + i % 4) for i in range(38)]
+    prompts += [{"prompt": "a dict"}, {"prompt_token_ids": TEXT.encode("ids")}]
+    params = [SamplingParams(max_tokens=1 + (i * 7) % 13, n=2, seed=i % 3) for i in range(40)]
+    outputs = llm.generate(prompts, params)
+    assert len(outputs) == 40 and all(len(o.outputs) == 2 for o in outputs)
+    assert [o.prompt for o in outputs] == [*prompts[:38], "a dict", None]
+    assert outputs[-1].prompt_token_ids == TEXT.encode("ids")
+    alone = [llm.generate(p, s)[0] for p, s in zip(prompts, params, strict=True)]
+    assert texts(outputs) == texts(alone)
+
+
+def test_one_prompt_an_empty_list_and_a_generator(llm: LLM) -> None:
+    (one,) = llm.generate("hello", SHORT)
+    assert one.outputs[0].finish_reason == "length" and len(one.outputs[0].token_ids) == 4
+    assert llm.generate([]) == []
+    assert texts(llm.generate((p for p in ["hello", "hello"]), SHORT)) == texts([one, one])
+    assert texts(llm.generate(["hello"], SHORT)) == texts(llm.generate(["hello"], SHORT)) == texts([one])
+
+
+def test_two_threads_at_once(llm: LLM) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(llm.generate, [f"{k} {i}" for i in range(12)], SHORT) for k in "ab"]
+        got = [texts(job.result()) for job in jobs]
+    assert got == [texts(llm.generate([f"{k} {i}" for i in range(12)], SHORT)) for k in "ab"]
+
+
+def test_an_invalid_prompt_raises_before_anything_is_sent() -> None:
+    llm, _, client = opened()
+    with pytest.raises(ContextLengthError):
+        llm.generate(["fine", "long " * MAX_LEN], SHORT)
+    for wrong in (["fine", 7], ["fine", [1, 2]], [{"text": "x"}], [{"prompt": "x", "prompt_token_ids": [1]}], [{}], [{"prompt": 3}]):  # fmt: skip
+        with pytest.raises(ClientError):
+            llm.generate(wrong, SHORT)  # type: ignore[arg-type]
+    assert client.submitted == []
+    llm.close()
+
+
+def test_errors_say_which_prompt_and_what_to_do(llm: LLM) -> None:
+    with pytest.raises(ClientError, match=r'prompt 1: .*got list; give token ids as \{"prompt_token_ids"'):
+        llm.generate(["fine", [1, 2]], SHORT)  # type: ignore[list-item]
+    with pytest.raises(ClientError, match="got 2 for 1 prompts"):
+        llm.generate("x", [SHORT, SHORT])
+
+
+def test_without_parameters_the_model_s_defaults_hold_and_fit_the_context() -> None:
+    llm, _, client = opened(default_sampling={"temperature": 0.5, "max_tokens": 200})
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.5, max_tokens=200)
+    long = "long " * 40
+    llm.generate(["x", long])
+    room = MAX_LEN - len(prompt(long).prompt_token_ids)
+    assert [r.sampling.max_tokens for r in client.submitted] == [200, room] and room < 200
+    assert client.submitted[0].sampling.temperature == 0.5
+    llm.close()
+
+
+def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
+    other = [HI, {"role": "assistant", "content": "yes?"}, {"role": "user", "content": "go on"}]
+    one, several = llm.chat([HI], SHORT), llm.chat([[HI], other], SHORT)
+    assert len(one) == 1 and texts(several)[:1] == texts(one)
+    assert [o.prompt for o in several] == ["user: hi\n", "user: hi\nassistant: yes?\nuser: go on\n"]
+    assert llm.chat([], SHORT) == []
+    for wrong in ("hi", HI, [HI, [HI]]):
+        with pytest.raises(ClientError, match="messages must be"):
+            llm.chat(wrong, SHORT)  # type: ignore[arg-type]
+
+
+def test_chat_options_reach_the_template() -> None:
+    llm, front, _ = opened()
+    llm.chat([HI], SHORT)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    llm.chat([HI], SHORT, tools=tools, chat_template="{{ x }}", continue_final_message=True, chat_template_kwargs={"x": 1})  # fmt: skip
+    plain, full = front.renderer.asked
+    assert plain == {
+        "tools": None, "chat_template": None, "chat_template_kwargs": None, "add_generation_prompt": None,
+        "continue_final_message": False,
+    }  # fmt: skip
+    assert (full["tools"], full["chat_template"], full["chat_template_kwargs"], full["continue_final_message"]) == (
+        tools, "{{ x }}", {"x": 1}, True,
+    )  # fmt: skip
+    llm.close()
+
+
+def test_the_tokenizer_and_the_cache_can_be_reached() -> None:
+    llm, _, client = opened()
+    assert llm.get_tokenizer() is TEXT  # type: ignore[comparison-overlap]
+    assert llm.reset_prefix_cache() is True and client.calls == ["reset_prefix_cache"]
+    llm.close()
+
+
+def test_options_go_to_the_opener_with_the_model() -> None:
+    seen: list[Any] = []
+    front = offline(ToyClient(RULE))
+
+    def opener(options: Any) -> ToyOffline:
+        seen.append(dict(options))
+        return front
+
+    LLM("folder", opener=opener, max_model_len=8).close()
+    LLM(opener=opener).close()
+    assert seen == [{"model": "folder", "max_model_len": 8}, {}]
+
+
+def test_use_after_closing_is_a_clear_error() -> None:
+    llm, front, _ = opened()
+    llm.close()
+    llm.close()
+    assert front.num_closed == 1
+    for use in (lambda: llm.generate("x"), lambda: llm.chat([HI]), llm.get_tokenizer, llm.reset_prefix_cache):
+        with pytest.raises(EngineDead, match=r"after close\(\); make a new LLM"):
+            use()
+
+
+def test_a_dead_engine_is_a_clear_error() -> None:
+    llm, _, client = opened()
+    client.die("killed")
+    with pytest.raises(EngineDead, match="make a new LLM"):
+        llm.generate("x", SHORT)
+    llm.close()
+
+
+def test_leaving_the_context_or_dropping_the_object_closes_it() -> None:
+    llm, front, _ = opened()
+    with llm:
+        pass
+    assert front.num_closed == 1
+    llm, front, _ = opened()
+    del llm
+    gc.collect()
+    assert front.num_closed == 1
+
+
+def test_a_failed_start_can_be_dropped() -> None:
+    def opener(options: Any) -> ToyOffline:
+        raise ClientError("no such model")
+
+    with pytest.raises(ClientError, match="no such model"):
+        LLM("nowhere", opener=opener)
+    gc.collect()  # __del__ of the half-made object raises nothing (an unraisable error would fail the test)
+
+
+def test_progress_is_silent_without_a_terminal(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate("x", SHORT, use_tqdm=True)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,79 @@
+"""The figures as Prometheus reads them (OPS-6, MET-01)."""
+
+import re
+
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.base.outputs import RequestTimes, StatsSnapshot
+from octavo.base.types import FinishReason
+from octavo.observe import prometheus
+from octavo.observe.prometheus import PrometheusText
+from octavo.observe.stats import RequestRecord, StatsBook
+
+
+def samples(text: PrometheusText) -> dict[tuple[str, str], float]:
+    """(name, labels beyond model and engine) -> value."""
+    out = {}
+    for family in text_string_to_metric_families(text.render().decode()):
+        for s in family.samples:
+            labels = {k: v for k, v in s.labels.items() if k not in ("model", "engine")}
+            assert s.labels["model"] == 'm"1' and s.labels["engine"] == "0"
+            out[s.name, ",".join(f"{k}={v}" for k, v in labels.items())] = s.value
+    return out
+
+
+def full_book() -> StatsBook:
+    book = StatsBook(lambda: 0.0)
+    book.absorb(
+        StatsSnapshot(
+            seq=1, num_running=3, num_waiting=2, num_blocks_total=10, num_blocks_used=5, kv_usage=0.5, output_tokens=9,
+            preemptions=1, step_rows=3, step_tokens=64, step_s=0.01, parts={"spec": {"accepted": 4.0}},
+        )
+    )  # fmt: skip
+    book.ended(RequestRecord(reason=FinishReason.LENGTH, times=RequestTimes(1.0, 1.0, 1.25, 2.0, 3.0), output_tokens=5))
+    book.gaps([0.02, 0.03])
+    book.refused()
+    return book
+
+
+def test_values_are_those_of_the_book() -> None:
+    got = samples(PrometheusText(full_book(), model='m"1'))
+    want = {
+        ("octavo_engine_up", ""): 1, ("octavo_requests_running", ""): 3, ("octavo_requests_waiting", ""): 2,
+        ("octavo_kv_cache_usage_ratio", ""): 0.5, ("octavo_kv_blocks_used", ""): 5, ("octavo_output_tokens_total", ""): 9,
+        ("octavo_preemptions_total", ""): 1, ("octavo_requests_refused_total", ""): 1,
+        ("octavo_requests_finished_total", "reason=length"): 1, ("octavo_requests_finished_total", "reason=stop"): 0,
+        ("octavo_inter_token_seconds_count", ""): 2, ("octavo_inter_token_seconds_bucket", "le=0.025"): 1,
+        ("octavo_inter_token_seconds_bucket", "le=+Inf"): 2, ("octavo_queue_seconds_sum", ""): 0.25,
+        ("octavo_feature_figure", "feature=spec,figure=accepted"): 4, ("octavo_step_tokens_sum", ""): 64,
+    }  # fmt: skip
+    assert {key: got[key] for key in want} == want
+
+
+def test_gauges_go_to_zero_after_a_mass_abort_met_01() -> None:
+    book = full_book()
+    text = PrometheusText(book, model='m"1')
+    book.absorb(StatsSnapshot(seq=2, num_blocks_total=10, output_tokens=9))
+    got = samples(text)
+    for name in ("requests_running", "requests_waiting", "kv_cache_usage_ratio", "kv_blocks_used"):
+        assert got[f"octavo_{name}", ""] == 0
+    assert got["octavo_output_tokens_total", ""] == 9
+
+
+def test_the_documented_table_is_what_is_rendered() -> None:
+    """Names are stable: the module's table and the scrape list the same metrics."""
+    documented = set(re.findall(r"`(octavo_[a-z_]+)(?:\{[a-z,]+\})?`", prometheus.__doc__ or ""))
+    rendered = {
+        re.sub(r"_(bucket|sum|count)$", "", name) if name.removesuffix("_total") == name else name
+        for name, _ in samples(PrometheusText(full_book(), model='m"1'))
+    }
+    assert rendered == documented
+
+
+def test_nothing_is_registered_globally_and_two_books_live_side_by_side() -> None:
+    before = set(REGISTRY._names_to_collectors)
+    first, second = (PrometheusText(full_book(), model=name) for name in ("a", "b"))
+    assert set(REGISTRY._names_to_collectors) == before
+    assert b'model="a"' in first.render() and b'model="a"' not in second.render()
+    assert prometheus.CONTENT_TYPE.startswith("text/plain")
