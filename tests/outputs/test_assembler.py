@@ -49,6 +49,7 @@ class Run:
         self.outputs: list[RequestOutput] = []
         self.aborts: list[str] = []
         self.ended: list[Any] = []
+        self.kind = openings[0].params.output_kind
         for one in openings:
             self.assembler.open(one)
 
@@ -66,15 +67,11 @@ class Run:
     def text(self, index: int = 0) -> str:
         """The whole text that the outputs tell, whatever their kind."""
         texts = [o.text for out in self.outputs for o in out.outputs if o.index == index]
-        joined = self.assembler_kind is OutputKind.DELTA
-        return "".join(texts) if joined else texts[-1]
-
-    assembler_kind = OutputKind.DELTA
+        return "".join(texts) if self.kind is OutputKind.DELTA else texts[-1]
 
 
 def run(kind: OutputKind, deltas: Sequence[RequestDelta], decoder: Any = CHAIN, **params: Any) -> Run:
     out = Run(opening(SamplingParams(output_kind=kind, **params)), decoder=decoder)
-    out.assembler_kind = kind
     for one in deltas:
         out.push(one)
     return out
@@ -297,7 +294,6 @@ def test_answers_come_back_as_one_request_in_order(kind: OutputKind) -> None:
     out.push(delta(tok("B"), "r.1"), delta(tok("CD"), "r.0"))
     out.push(delta(tok("EF"), "r.2", FinishReason.LENGTH), delta(tok("B"), "r.0", FinishReason.LENGTH))
     out.push(delta(tok("K"), "r.1", FinishReason.STOP))
-    out.assembler_kind = kind
     assert [out.text(i) for i in range(3)] == ["CDB", "B", "EF"]
     assert [o.finished for o in out.outputs] == [False] * (len(out.outputs) - 1) + [True]
     assert out.last.num_output_tokens == 5
@@ -407,7 +403,7 @@ def test_records_complete_the_engine_s_times_when_the_front_ended_it() -> None:
     out.push(delta(tok("B"), times=RequestTimes(0.5, 0.6, 0.7, 0.9)), now_s=1.0)
     out.push(delta(tok("CD")), now_s=2.0)
     (record,) = out.ended
-    assert record.times == RequestTimes(0.5, 0.6, 0.7, 0.9, 2.0)
+    assert record.times == out.last.times == RequestTimes(0.5, 0.6, 0.7, 0.9, 2.0)
     assert (record.reason, record.output_tokens, record.prompt_tokens) == (FinishReason.STOP, 2, 1)
 
 

@@ -30,7 +30,6 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     times: RequestTimes
     output_tokens: int
     prompt_tokens: int | None = None
-    cached_tokens: int = 0
 
 
 class StatsSink(Protocol):

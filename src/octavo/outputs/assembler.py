@@ -233,15 +233,15 @@ class OutputAssembler:
 
 
 def _record(entry: _Entry, answer: Answer, now_s: float) -> RequestRecord:
-    """The answer's figures; the engine does not know when the front ended it, the front does not know its steps."""
-    times, first = answer.times, answer.index == 0
+    """The answer's figures. Its end is ours to tell when the engine did not end it (a stop string, a reader gone)."""
+    times = answer.times
     changes = {"arrived_s": times.arrived_s or entry.opening.arrived_s, "finished_s": times.finished_s or now_s}
+    answer.times = msgspec.structs.replace(times, **changes)
     return RequestRecord(
         reason=answer.finish or FinishReason.ABORT,
-        times=msgspec.structs.replace(times, **changes),
+        times=answer.times,
         output_tokens=len(answer.token_ids),
-        prompt_tokens=len(entry.prompt_ids) if first else None,
-        cached_tokens=answer.num_cached_tokens if first else 0,
+        prompt_tokens=len(entry.prompt_ids) if answer.index == 0 else None,
     )
 
 

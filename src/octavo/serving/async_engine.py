@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from octavo.inputs.limits import Limits
     from octavo.inputs.renderer import EngineInput
 
+ABORT_GRACE_S = 5.0  # an abort takes one step of the engine
+
 logger = get_logger(__name__)
 
 
@@ -285,7 +287,7 @@ class AsyncEngine:
             return True
         if self.alive() and (ids := self._assembler.open_ids()):
             self._client.abort(ids)
-            await self._until_idle(timeout_s)
+            await self._until_idle(ABORT_GRACE_S)
         return False
 
     async def _until_idle(self, timeout_s: float) -> bool:
