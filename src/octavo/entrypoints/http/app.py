@@ -82,7 +82,8 @@ def _add_routes(app: FastAPI, door: Door) -> None:
     chat, completions = ChatRoute(door), CompletionRoute(door)
 
     def get(path: str, handler: Callable[[Request], Any]) -> None:
-        app.add_api_route(path, handler, methods=["GET", "HEAD"], response_model=None, operation_id=_name(path))
+        app.add_api_route(path, handler, methods=["GET"], response_model=None, operation_id=_name(path))
+        app.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
 
     def post(path: str, handler: Callable[[Request], Any], body: type[BaseModel] | None = None) -> None:
         app.add_api_route(

@@ -47,12 +47,13 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
             raise ClientGone
         chunk = message.get("body", b"")
         size += len(chunk)
+        more = message.get("more_body", False)
         if size > limit_bytes:
             chunks.clear()
-            await _discard(request, limit_bytes)
+            if more:
+                await _discard(request, limit_bytes)
             _too_large(limit_bytes)
         chunks.append(chunk)
-        more = message.get("more_body", False)
     return b"".join(chunks)
 
 

@@ -16,7 +16,7 @@ from octavo.base.outputs import CompletionOutput, RequestOutput
 from octavo.entrypoints.http.door import Door
 from octavo.entrypoints.http.errors import not_available
 from octavo.entrypoints.http.fields import warning_headers
-from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, serve
+from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, make_jobs, serve
 from octavo.entrypoints.http.logprobs import Bytes, chat_logprobs, prompt_scores
 from octavo.entrypoints.http.render import render_chat
 from octavo.entrypoints.http.sampling import chat_params
@@ -55,7 +55,7 @@ class ChatRoute:
         params = chat_params(req, door.front.info.default_sampling)
 
         async def prepare() -> "ChatReply":
-            job = Job(await render_chat(door, req), params)
+            (job,) = make_jobs(door, [await render_chat(door, req)], params, req)
             return ChatReply(Head.of(req, door, "chatcmpl", model), job, req.top_logprobs or 0, door.bytes_of)
 
         return await serve(door, request, req, prepare, warning_headers(warnings))

@@ -15,7 +15,7 @@ from octavo.base.outputs import CompletionOutput, RequestOutput
 from octavo.base.params import SamplingParams
 from octavo.entrypoints.http.door import Door
 from octavo.entrypoints.http.fields import warning_headers
-from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, serve
+from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, make_jobs, serve
 from octavo.entrypoints.http.logprobs import Offsets, completion_logprobs, joined, prompt_scores
 from octavo.entrypoints.http.prompts import split_prompts
 from octavo.entrypoints.http.render import render_prompts
@@ -44,8 +44,7 @@ class CompletionRoute:
         prompts = split_prompts(req.prompt, max(1, door.front.info.max_waiting_requests // params.n))
 
         async def prepare() -> "CompletionReply":
-            inputs = await render_prompts(door, prompts, req.add_special_tokens)
-            jobs = [Job(each, params) for each in inputs]
+            jobs = make_jobs(door, await render_prompts(door, prompts, req.add_special_tokens), params, req)
             echoes = [Echo.of(job, req, door.tokenizer) for job in jobs]
             return CompletionReply(Head.of(req, door, "cmpl", model), jobs, echoes, req.logprobs, door.tokenizer)
 
@@ -173,7 +172,7 @@ class CompletionReply:
     def _logprobs(
         self, place: int, out: RequestOutput, each: CompletionOutput, index: int
     ) -> CompletionLogprobs | None:
-        if self._num_top is None or each.logprobs is None:
+        if self._num_top is None or not each.logprobs:
             return None
         if index not in self._offsets:
             context = out.prompt_token_ids[-CONTEXT_TOKENS:]

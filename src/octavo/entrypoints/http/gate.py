@@ -66,6 +66,8 @@ class Gate:
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until nothing runs; False when the time ran out first."""
+        if not self._open:
+            return True
         try:
             await asyncio.wait_for(self._empty.wait(), timeout_s)
         except TimeoutError:

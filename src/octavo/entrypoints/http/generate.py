@@ -20,7 +20,7 @@ from octavo.base.outputs import RequestOutput
 from octavo.base.params import SamplingParams
 from octavo.entrypoints.http.door import Door, trace_headers
 from octavo.entrypoints.http.errors import ServerStopping
-from octavo.entrypoints.http.sampling import limit_names, renamed
+from octavo.entrypoints.http.sampling import asks_max_tokens, limit_names, renamed
 from octavo.entrypoints.http.schemas import GenerateRequest
 from octavo.entrypoints.http.sse import EventStream, until_gone
 from octavo.entrypoints.http.wire import Usage, json_response, make_usage
@@ -35,6 +35,18 @@ class Job(msgspec.Struct, frozen=True):
 
     input: EngineInput
     params: SamplingParams
+
+
+def make_jobs(door: Door, inputs: Sequence[EngineInput], params: SamplingParams, req: GenerateRequest) -> list[Job]:
+    """One job for each prompt, all of them checked before any is sent; raises `ClientError` with its place."""
+    jobs = []
+    for place, each in enumerate(inputs):
+        try:
+            checked_params = door.front.limits.check(each, params, max_tokens_is_default=not asks_max_tokens(req))
+        except ClientError as error:
+            raise located(renamed(error, limit_names(req)), place, len(inputs)) from None
+        jobs.append(Job(each, checked_params))
+    return jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

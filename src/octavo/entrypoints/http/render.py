@@ -14,13 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import ClientError
+from octavo.base.params import SamplingParams
 from octavo.entrypoints.http.door import Door
 from octavo.entrypoints.http.fields import warning_headers
-from octavo.entrypoints.http.prompts import Prompt, check_tokens, split_prompts
-from octavo.entrypoints.http.sampling import chat_params, completion_params, limit_names, renamed
+from octavo.entrypoints.http.generate import make_jobs
+from octavo.entrypoints.http.prompts import Prompt, split_prompts
+from octavo.entrypoints.http.sampling import chat_params, completion_params
 from octavo.entrypoints.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from octavo.entrypoints.http.wire import json_response
-from octavo.inputs.renderer import EngineInput
+from octavo.inputs.renderer import EngineInput, check_token_ids
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True):
@@ -52,7 +54,8 @@ class TokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 async def render_chat(door: Door, req: ChatRequest | TokenizeRequest) -> EngineInput:
     """The conversation through the template and the tokenizer; raises `ClientError` with the template's words."""
-    if req.chat_template is not None and not door.server.trust_request_chat_template:
+    renderer, template = door.front.renderer, req.chat_template
+    if template is not None and template not in renderer.template.names and not door.server.trust_request_chat_template:
         raise ClientError(
             "chat_template in a request is not allowed here; start the server with --trust-request-chat-template",
             param="chat_template",
@@ -60,23 +63,16 @@ async def render_chat(door: Door, req: ChatRequest | TokenizeRequest) -> EngineI
     more = dict(req.chat_template_kwargs or {})
     if req.reasoning_effort is not None:
         more.setdefault("reasoning_effort", req.reasoning_effort)
-    continues = bool(req.continue_final_message)
-    opens = not continues if req.add_generation_prompt is None else req.add_generation_prompt
-    if continues and opens:
-        raise ClientError(
-            "continue_final_message and add_generation_prompt exclude each other; set one of them to false",
-            param="continue_final_message",
-        )
     tools = None if getattr(req, "tool_choice", None) == "none" else req.tools
-    return await door.front.renderer.achat(
-        req.messages or [],
+    return await renderer.achat(
+        req.messages,
         tools=tools,
         documents=req.documents,
-        add_generation_prompt=opens,
-        continue_final_message=continues,
-        chat_template=req.chat_template,
+        chat_template=template,
+        chat_template_kwargs=more,
+        add_generation_prompt=req.add_generation_prompt,
+        continue_final_message=bool(req.continue_final_message),
         add_special_tokens=req.add_special_tokens,
-        template_kwargs=more,
     )
 
 
@@ -124,16 +120,12 @@ class RenderRoutes:
         self,
         model: str,
         inputs: list[EngineInput],
-        params: Any,
+        params: SamplingParams,
         req: ChatRequest | CompletionRequest,
         warnings: list[str],
     ) -> Response:
-        limits = self._door.front.limits
-        try:
-            resolved = [limits.check(each, params) for each in inputs]
-        except ClientError as error:
-            raise renamed(error, limit_names(req)) from None
-        shown = msgspec.to_builtins(msgspec.structs.asdict(resolved[0]), str_keys=True)
+        jobs = make_jobs(self._door, inputs, params, req)
+        shown = msgspec.to_builtins(msgspec.structs.asdict(jobs[0].params), str_keys=True)
         del shown["output_kind"]
         answer = Rendered(
             model=model,
@@ -168,17 +160,8 @@ class RenderRoutes:
         door = self._door
         req, warnings = await door.read(DetokenizeRequest, request)
         door.model_name(req.model)
-        check_tokens(req.tokens, "tokens")
-        size = door.front.info.vocab_size
-        for token in req.tokens:
-            if not 0 <= token < size:
-                raise ClientError(f"tokens must be in [0, {size - 1}], got {_short(token)}", param="tokens")
+        check_token_ids("tokens", req.tokens, door.front.info.vocab_size)
         text = await asyncio.to_thread(
             door.tokenizer.decode, req.tokens, skip_special_tokens=bool(req.skip_special_tokens)
         )
         return json_response({"prompt": text}, headers=warning_headers(warnings))
-
-
-def _short(value: int) -> str:
-    text = str(value)
-    return text if len(text) <= 30 else f"a number of {len(text)} digits"

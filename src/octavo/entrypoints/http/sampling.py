@@ -15,7 +15,6 @@ from octavo.base.types import OutputKind
 from octavo.entrypoints.http.errors import not_available
 from octavo.entrypoints.http.schemas import ChatRequest, CompletionRequest, GenerateRequest
 
-MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_BAD_WORDS = 256
 _COPIED = (
@@ -37,13 +36,13 @@ def completion_params(req: CompletionRequest, defaults: Mapping[str, Any]) -> Sa
         raise ClientError(
             "best_of is not available in this version; leave it out or set it equal to n", param="best_of"
         )
-    logprobs = _bounded("logprobs", req.logprobs)
-    prompt_logprobs = _bounded("prompt_logprobs", req.prompt_logprobs)
+    logprobs = _not_negative("logprobs", req.logprobs)
+    prompt_logprobs = _not_negative("prompt_logprobs", req.prompt_logprobs)
     if req.echo and prompt_logprobs is None and (logprobs is not None or req.max_tokens == 0):
         prompt_logprobs = logprobs or 0  # echo shows the prompt's scores too (API-03)
     elif req.echo and logprobs is not None:
         prompt_logprobs = max(prompt_logprobs or 0, logprobs)
-    return _build(req, defaults, {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}, {})
+    return _build(req, defaults, {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs})
 
 
 def chat_params(req: ChatRequest, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -53,29 +52,25 @@ def chat_params(req: ChatRequest, defaults: Mapping[str, Any]) -> SamplingParams
     """
     check_common(req)
     values: dict[str, Any] = {
-        "prompt_logprobs": _bounded("prompt_logprobs", req.prompt_logprobs),
+        "prompt_logprobs": _not_negative("prompt_logprobs", req.prompt_logprobs),
         "max_tokens": req.max_tokens,
     }
-    names = {}
     if req.max_completion_tokens is not None:
         if req.max_tokens is not None and req.max_tokens != req.max_completion_tokens:
             raise ClientError(
                 "max_tokens and max_completion_tokens differ; send max_completion_tokens only", param="max_tokens"
             )
         values["max_tokens"] = req.max_completion_tokens
-        names["max_tokens"] = "max_completion_tokens"
     elif req.max_tokens is None:
         values["max_tokens"] = defaults.get("max_tokens")
-    top = _bounded("top_logprobs", req.top_logprobs)
+    top = _not_negative("top_logprobs", req.top_logprobs)
     if top is not None and not req.logprobs and top > 0:
         raise ClientError("top_logprobs needs logprobs: true", param="top_logprobs")
     values["logprobs"] = (top or 0) if req.logprobs else None
-    return _build(req, defaults, values, names)
+    return _build(req, defaults, values)
 
 
-def _build(
-    req: GenerateRequest, defaults: Mapping[str, Any], values: dict[str, Any], names: dict[str, str]
-) -> SamplingParams:
+def _build(req: GenerateRequest, defaults: Mapping[str, Any], values: dict[str, Any]) -> SamplingParams:
     merged = {name: value for name, value in defaults.items() if name in _KNOWN}
     for name in _COPIED:
         if (value := getattr(req, name)) is not None:
@@ -86,7 +81,7 @@ def _build(
     try:
         return SamplingParams(**merged)
     except ClientError as error:
-        raise renamed(error, names) from None
+        raise renamed(error, limit_names(req)) from None
 
 
 def renamed(error: ClientError, names: Mapping[str, str]) -> ClientError:
@@ -99,7 +94,18 @@ def renamed(error: ClientError, names: Mapping[str, str]) -> ClientError:
 
 def limit_names(req: GenerateRequest) -> dict[str, str]:
     """How this client calls `SamplingParams` fields, for errors of later checks."""
-    return {"max_tokens": "max_completion_tokens"} if getattr(req, "max_completion_tokens", None) is not None else {}
+    names = {}
+    if isinstance(req, ChatRequest):
+        if req.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        if req.top_logprobs is not None:
+            names["logprobs"] = "top_logprobs"
+    return names
+
+
+def asks_max_tokens(req: GenerateRequest) -> bool:
+    """True when the client said how long the answer may be; otherwise the number is ours and may be lowered."""
+    return req.max_tokens is not None or (isinstance(req, ChatRequest) and req.max_completion_tokens is not None)
 
 
 def _bias(bias: dict[str, float] | None) -> dict[int, float] | None:
@@ -111,9 +117,9 @@ def _bias(bias: dict[str, float] | None) -> dict[int, float] | None:
     return {int(key): value for key, value in bias.items()}
 
 
-def _bounded(name: str, value: int | None) -> int | None:
-    if value is not None and not 0 <= value <= MAX_LOGPROBS:
-        raise ClientError(f"{name} must be in [0, {MAX_LOGPROBS}], got {value}", param=name)
+def _not_negative(name: str, value: int | None) -> int | None:
+    if value is not None and value < 0:
+        raise ClientError(f"{name} must be at least 0, got {value}", param=name)
     return value
 
 

@@ -1,0 +1,118 @@
+"""The parts that need no server: prompts, fields, parameters, log-probabilities, keys."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.base.errors import ClientError
+from octavo.base.outputs import Logprob
+from octavo.base.params import SamplingParams
+from octavo.base.types import OutputKind
+from octavo.entrypoints.http.edge import Keyring, clean_id
+from octavo.entrypoints.http.fields import read_fields
+from octavo.entrypoints.http.logprobs import Bytes, Offsets, chat_logprobs, completion_logprobs, finite
+from octavo.entrypoints.http.prompts import split_prompts
+from octavo.entrypoints.http.sampling import _COPIED, chat_params, completion_params
+from octavo.entrypoints.http.schemas import NOT_SERVED, ChatRequest, CompletionRequest, GenerateRequest
+from octavo.outputs.detokenizer import Detokenizer
+from tests.entrypoints.http.test_body import json_values
+from tests.entrypoints.http.toy import ToyTokenizer
+
+
+@given(st.dictionaries(st.sampled_from([*ChatRequest.model_fields, "zorp"]), json_values, max_size=6))
+def test_any_values_give_a_request_or_a_clients_error(body: dict) -> None:
+    """INP-20: no value of any field is worse than a 400 with a field's name."""
+    for kind, params in ((ChatRequest, chat_params), (CompletionRequest, completion_params)):
+        try:
+            request, _ = read_fields(kind, body)
+            params(request, {})
+        except ClientError as error:
+            assert error.status == 400 and error.message
+
+
+def test_every_sampling_field_is_copied_or_handled() -> None:
+    """A field that is added to `SamplingParams` must not be forgotten here."""
+    handled = {"logprobs", "prompt_logprobs", "logit_bias", "output_kind", "detokenize"}
+    assert set(SamplingParams.__struct_fields__) == set(_COPIED) | handled
+    assert set(_COPIED) <= set(GenerateRequest.model_fields)
+    assert not NOT_SERVED.keys() & (ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys())
+
+
+def test_parameters_follow_the_request_then_the_author_then_neutral() -> None:
+    """INP-22."""
+    defaults = {"temperature": 0.6, "top_k": 20}
+    chat, _ = read_fields(ChatRequest, {"messages": [], "top_k": 5})
+    params = chat_params(chat, defaults)
+    assert (params.temperature, params.top_k, params.top_p, params.max_tokens) == (0.6, 5, 1.0, None)
+    assert params.output_kind is OutputKind.FINAL_ONLY
+    text, _ = read_fields(CompletionRequest, {"prompt": "a", "stream": True, "temperature": 0})
+    params = completion_params(text, defaults)
+    assert (params.temperature, params.top_k, params.max_tokens) == (0, 20, 16)
+    assert params.output_kind is OutputKind.DELTA
+
+
+def test_misspelled_names_are_found_and_strange_ones_are_not() -> None:
+    for wrong, right in [
+        ("temprature", "temperature"), ("max_token", "max_tokens"), ("maxTokens", "max_tokens"), ("Stop", "stop"),
+        ("top-p", "top_p"), ("frequency_penality", "frequency_penalty"), ("seeds", "seed"),
+    ]:  # fmt: skip
+        with pytest.raises(ClientError, match=f"'{right}'"):
+            read_fields(CompletionRequest, {"prompt": "a", wrong: 1})
+    for strange in ("mirostat", "top_a", "typical_p", "dry_multiplier", "cache_prompt", "n_probs", "id_slot", "x"):
+        _, warnings = read_fields(CompletionRequest, {"prompt": "a", strange: 1})
+        assert len(warnings) == 1 and strange in warnings[0]
+
+
+@given(
+    st.lists(st.integers() | st.booleans() | st.floats() | st.text(max_size=2) | st.lists(st.integers()), max_size=5)
+)
+def test_prompts_come_back_whole_or_are_refused(prompt: list) -> None:
+    try:
+        prompts = split_prompts(prompt, 10)
+    except ClientError as error:
+        assert error.param.startswith("prompt")
+        return
+    assert prompts in (prompt, [prompt])
+    assert all(isinstance(p, str) or all(type(t) is int for t in p) for p in prompts)
+
+
+def test_numbers_that_json_has_no_word_for() -> None:
+    assert finite(-math.inf) == finite(math.nan) == finite(-10_000) == -9999.0
+    assert finite(-1.5) == -1.5
+
+
+def test_candidates_are_ranked_and_the_chosen_comes_first() -> None:
+    tokenizer = ToyTokenizer()
+    entry = {99: Logprob(-3.0, 9, "c"), 97: Logprob(-0.5, 1, "a"), 98: Logprob(-1.0, 2, "b")}
+    told = chat_logprobs([entry], 2, Bytes(tokenizer)).content[0]
+    assert (told.token, told.bytes) == ("c", [99]) and [t.token for t in told.top_logprobs] == ["a", "b"]
+    offsets = Offsets(Detokenizer(tokenizer))
+    shape = completion_logprobs([99], [entry], 2, offsets=offsets, tokenizer=tokenizer)
+    assert shape.top_logprobs == [{"a": -0.5, "b": -1.0, "c": -3.0}]
+
+
+@given(st.text(max_size=20))
+def test_offsets_count_characters_however_they_are_cut(text: str) -> None:
+    """OUT-25: a character spread over tokens begins where its first byte does."""
+    text = text.encode("utf-8", "replace").decode()
+    offsets = Offsets(Detokenizer(ToyTokenizer()), start=7)
+    expected = [7 + i for i, c in enumerate(text) for _ in c.encode()]
+    assert [offsets.next(b) for b in text.encode()] == expected
+
+
+def test_keys_are_compared_whole() -> None:
+    ring = Keyring(["one", "two"])
+    assert ring.admits(b"Bearer one") and ring.admits(b"bearer  two ")
+    for wrong in (b"", b"Bearer", b"Bearer ", b"Bearer on", b"Bearer onetwo", b"Basic one", b"one"):
+        assert not ring.admits(wrong)
+    assert Keyring([]).admits(b"")
+
+
+@given(st.text(max_size=300))
+def test_ids_are_fit_for_headers_and_logs(text: str) -> None:
+    cleaned = clean_id(text)
+    assert len(cleaned) <= 128 and cleaned.isascii() and (cleaned.isprintable() or not cleaned)
+    assert json.dumps(cleaned)
