@@ -221,7 +221,8 @@ class Scheduler:
         hit = self._kv.match(req)
         local = hit.num_tokens
         best = _Found(local, local, hit)
-        for part in self._parts:
+        # Who must compute every prompt token, to score it, has no use for what others computed.
+        for part in self._parts if req.reads_prefix_cache else ():
             match = part.match(req, local)
             if isinstance(match, Retry):
                 return None
