@@ -14,17 +14,19 @@ import sys
 from collections.abc import Iterator
 
 import uvicorn
-from octavo.entrypoints.http.app import create_app
-from octavo.observe.log import configure_logging
 
 from octavo.base.errors import ConfigError
 from octavo.config.args import server_config
 from octavo.config.schema import ServerConfig
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress, summary
+from octavo.entrypoints.http.app import create_app
+from octavo.entrypoints.http.gate import Gate
+from octavo.observe.log import configure_logging
 from octavo.serving.startup import OnlineFront, open_online
 
 WATCH_S = 0.25
+CUT_S = 2.0  # for the errors to reach their clients
 
 
 def run(call: Call) -> int:
@@ -78,14 +80,15 @@ async def _serve(online: OnlineFront, server: ServerConfig, listener: socket.soc
         log_config=None,
         access_log=not server.disable_access_log,
         log_level=server.log_level,
-        timeout_graceful_shutdown=max(1, int(server.drain_timeout_s)),
+        timeout_graceful_shutdown=int(CUT_S),
         loop="none",
     )
     http = _Server(config)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop, http, stopping)
+        loop.add_signal_handler(number, _signalled, http, stopping)
+    drain = asyncio.create_task(_drain(stopping, app.state.gate, http, server.drain_timeout_s))
     await online.front.engine.start()
     watch = asyncio.create_task(_watch(online, http))
     host, port = listener.getsockname()[:2]
@@ -94,6 +97,7 @@ async def _serve(online: OnlineFront, server: ServerConfig, listener: socket.soc
         await http.serve(sockets=[listener])
     finally:
         watch.cancel()
+        drain.cancel()
         died = not online.front.engine.alive() and not stopping.is_set()
         await online.front.engine.stop()
     if died:
@@ -102,11 +106,21 @@ async def _serve(online: OnlineFront, server: ServerConfig, listener: socket.soc
     return 0
 
 
-def _stop(http: uvicorn.Server, stopping: asyncio.Event) -> None:
+def _signalled(http: uvicorn.Server, stopping: asyncio.Event) -> None:
     """First signal: stop admission and drain; second: leave at once."""
     if stopping.is_set():
-        http.force_exit = True
+        http.should_exit = http.force_exit = True
     stopping.set()
+
+
+async def _drain(stopping: asyncio.Event, gate: Gate, http: uvicorn.Server, timeout_s: float) -> None:
+    """Let what runs end, refuse what comes, then close; what is left after the limit gets an error (OPS-10)."""
+    await stopping.wait()
+    gate.stop()
+    sys.stderr.write(f"octavo: stopping; {gate.num_active} requests may take up to {timeout_s:g} s to finish\n")
+    if not await gate.drained(timeout_s):
+        sys.stderr.write(f"octavo: {gate.cut()} requests were cut short\n")
+        await gate.drained(CUT_S)
     http.should_exit = True
 
 
