@@ -13,10 +13,10 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from octavo.base.errors import ClientError, EngineDead
-from octavo.base.outputs import RequestOutput
+from octavo.base.outputs import RequestOutput, StatsSnapshot
 from octavo.base.params import SamplingParams
 from octavo.serving.front import EngineInfo
 from octavo.serving.progress import open_progress
@@ -138,6 +138,10 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False when running requests forbid it."""
         return bool(self._open_front("reset_prefix_cache").engine.call("reset_prefix_cache"))
+
+    def stats(self) -> StatsSnapshot:
+        """Counters and gauges of the engine now: running and waiting requests, cache hits, preemptions, ..."""
+        return cast(StatsSnapshot, self._open_front("stats").engine.call("stats"))
 
     def close(self) -> None:
         """Stop the engine and free its memory; may be called twice."""
