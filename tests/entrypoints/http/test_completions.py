@@ -143,6 +143,7 @@ def test_echo_with_no_tokens_scores_the_prompt(served: Served) -> None:
     plain = served.complete(**body).json()
     (choice,) = plain["choices"]
     scores = choice["logprobs"]
+    assert "prompt_logprobs" not in choice
     assert choice["text"] == body["prompt"] and choice["finish_reason"] == "length"
     assert plain["usage"]["completion_tokens"] == 0
     assert scores["tokens"] == list(body["prompt"])

@@ -89,7 +89,7 @@ class ChatReply:
         self._ended = [False] * job.params.n
         self._usage = UsageCount()
         self._wants_ids = head.return_token_ids
-        self._wants_scores = job.params.prompt_logprobs is not None
+        self._wants_scores = head.shows_prompt_logprobs
 
     def jobs(self) -> Sequence[Job]:
         """The one prompt."""

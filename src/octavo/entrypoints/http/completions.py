@@ -112,7 +112,6 @@ class CompletionReply:
         self._ended = [False] * (self._n * len(jobs))
         self._offsets: dict[int, Offsets] = {}
         self._usage = UsageCount()
-        self._shows_scores = jobs[0].params.prompt_logprobs is not None
 
     def jobs(self) -> Sequence[Job]:
         """All prompts, in the order sent."""
@@ -148,7 +147,7 @@ class CompletionReply:
         """What comes before the answer: the echoed prompt, its ids and scores."""
         echo, params = self._echoes[place], self._jobs[place].params
         scores: PromptScores | UnsetType = UNSET
-        if self._shows_scores and out.prompt_logprobs is not None:
+        if self._head.shows_prompt_logprobs and out.prompt_logprobs is not None:
             scores = prompt_scores(out.prompt_logprobs)
         return CompletionChoice(
             index=place * self._n + index,
@@ -204,7 +203,7 @@ class CompletionReply:
                 continue
             if not self._begun[index]:
                 self._begun[index] = True
-                if self._echoes[place].wanted or self._shows_scores or self._head.return_token_ids:
+                if self._echoes[place].wanted or self._head.shows_prompt_logprobs or self._head.return_token_ids:
                     choices.append(self._first(place, out, each.index))
             if self._has_news(each):
                 self._ended[index] = each.finished

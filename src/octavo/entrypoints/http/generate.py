@@ -59,6 +59,7 @@ class Head:
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    shows_prompt_logprobs: bool
 
     @classmethod
     def of(cls, req: GenerateRequest, door: Door, prefix: str, model: str) -> "Head":
@@ -71,6 +72,7 @@ class Head:
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
             return_token_ids=bool(req.return_token_ids),
+            shows_prompt_logprobs=req.prompt_logprobs is not None,
         )
 
 
