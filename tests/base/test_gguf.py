@@ -128,6 +128,7 @@ def test_files_are_told_apart_by_their_magic_number(tmp_path: Path) -> None:
     assert not is_gguf(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_real_file_reads_as_the_gguf_package_reads_it() -> None:
     path = smollm2_gguf()
     ours, theirs = read_gguf(path), gguf.GGUFReader(path)

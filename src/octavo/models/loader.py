@@ -281,7 +281,7 @@ def fill_randomly(model: nn.Module, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                generator = torch.Generator(parameter.device).manual_seed(seed * 2**32 + zlib.crc32(name.encode()))
+                generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
                 parameter.normal_(0.0, _DUMMY_STD, generator=generator)
             else:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
