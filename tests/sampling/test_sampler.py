@@ -14,15 +14,36 @@ from tests.support import sampling_twin as twin
 VOCAB, LIMIT, MAX_LEN = 40, 37, 64
 
 
+class Silent:
+    """A processor that changes nothing and notes the rows it was given."""
+
+    def __init__(self, keeps_argmax: bool) -> None:
+        self.keeps_argmax = keeps_argmax
+        self.seen: list[list[int]] = []
+
+    def enter(self, slot: int, request_id: str) -> None:
+        return None
+
+    def leave(self, slot: int) -> None:
+        return None
+
+    def apply(self, logits: torch.Tensor, rows: SamplingRows, index: np.ndarray) -> None:
+        self.seen.append(index.tolist())
+        assert logits.shape[0] == len(index)
+
+
 class Bench:
     """A state and a sampler with rows entered from twin rows."""
 
-    def __init__(self, rows: list[twin.Row], *, slots: list[int] | None = None, limit: int = LIMIT) -> None:
+    def __init__(
+        self, rows: list[twin.Row], *, slots: list[int] | None = None, limit: int = LIMIT, together: bool = False
+    ) -> None:
         self.rows = rows
         self.slots = np.array(slots or list(range(len(rows))), dtype=np.int32)
         self.state = SamplingState(max_num_seqs=max(self.slots) + 1, vocab_limit=limit, engine_seed=3)
         self.tokens = np.zeros((max(self.slots) + 1, MAX_LEN), dtype=np.int32)
-        self.sampler = Sampler(vocab_limit=limit)
+        # a processor that keeps the argmax needs all rows at once, as an accelerator does
+        self.sampler = Sampler(vocab_limit=limit, processors=(Silent(True),) if together else ())
         for slot, row in zip(self.slots.tolist(), rows, strict=True):
             self.state.enter(
                 slot,
@@ -84,11 +105,12 @@ def random_row(rng: np.random.Generator) -> twin.Row:
     )
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_every_station_in_its_order_agrees_with_the_slow_twin(seed: int) -> None:
+def test_every_station_in_its_order_agrees_with_the_slow_twin(seed: int, together: bool) -> None:
     rng = np.random.default_rng(seed)
     rows = [random_row(rng) for _ in range(40)]
-    out = Bench(rows, slots=rng.permutation(60)[:40].tolist()).sample()
+    out = Bench(rows, slots=rng.permutation(60)[:40].tolist(), together=together).sample()
     failed = {e.row for e in out.errors}
     for i, row in enumerate(rows):
         expected = twin.choose(row, LIMIT)
@@ -97,16 +119,17 @@ def test_every_station_in_its_order_agrees_with_the_slow_twin(seed: int) -> None
             assert int(out.tokens[i]) == expected, row.params
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_gets_the_same_token_alone_and_in_any_batch(dtype: torch.dtype) -> None:
+def test_a_row_gets_the_same_token_alone_and_in_any_batch(dtype: torch.dtype, together: bool) -> None:
     """SED-01, OUT-4, OUT-30."""
     rng = np.random.default_rng(99)
     rows = [random_row(rng) for _ in range(30)]
-    together = Bench(rows).sample(dtype)
+    batch = Bench(rows, together=together).sample(dtype)
     for i, row in enumerate(rows):
-        alone = Bench([row], slots=[5]).sample(dtype)
+        alone = Bench([row], slots=[5], together=together).sample(dtype)
         if not alone.errors:
-            assert int(alone.tokens[0]) == int(together.tokens[i])
+            assert int(alone.tokens[0]) == int(batch.tokens[i])
 
 
 def plain(logits: list[float], output: int = 0, **params: object) -> twin.Row:
@@ -132,6 +155,7 @@ def test_tiny_temperatures_are_greedy(temperature: float) -> None:
     rng = np.random.default_rng(8)
     cold = [plain([float(v) for v in rng.normal(0, 8, VOCAB)], temperature=temperature, seed=i) for i in range(20)]
     cold[3].logits[:20] = [-math.inf] * 20
+    cold[4].logits[20:] = [-3.4e38] * (VOCAB - 20)  # overflows when it is divided
     hot = plain([0.0] * VOCAB, temperature=1.5, seed=1)
     out = Bench([*cold, hot]).sample()
     assert not out.errors
@@ -231,28 +255,10 @@ def test_an_empty_batch_gives_no_tokens() -> None:
     assert Sampler(vocab_limit=4).sample(torch.zeros(0, 4), rows).tokens.shape == (0,)
 
 
-class Doubling:
-    """A processor that counts its calls."""
-
-    def __init__(self, keeps_argmax: bool) -> None:
-        self.keeps_argmax = keeps_argmax
-        self.seen: list[list[int]] = []
-
-    def enter(self, slot: int, request_id: str) -> None:
-        return None
-
-    def leave(self, slot: int) -> None:
-        return None
-
-    def apply(self, logits: torch.Tensor, rows: SamplingRows, index: np.ndarray) -> None:
-        self.seen.append(index.tolist())
-        assert logits.shape[0] == len(index)
-
-
 def test_processors_run_before_greedy_or_on_drawn_rows_only() -> None:
     """OUT-5."""
     bench = Bench([plain([0.0] * VOCAB, temperature=t, seed=1) for t in (0.0, 1.0)])
-    before, after = Doubling(False), Doubling(True)
+    before, after = Silent(False), Silent(True)
     bench.sampler = Sampler(vocab_limit=LIMIT, processors=(before, after))
     bench.sample()
     assert before.seen == [[0, 1]] and after.seen == [[1]]

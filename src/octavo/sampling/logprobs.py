@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.step import Floats, Ints, LogprobArrays
+from octavo.sampling.rows import top_row
 from octavo.sampling.truncation import exact_top
 
 CHUNK_BYTES = 64 << 20  # float32 logits of prompt tokens held at once
@@ -25,6 +26,9 @@ def score(logits: Tensor, chosen: Tensor, columns: int, vocab_limit: int) -> tup
     but are not listed. Returns ids [N, columns], log-probabilities [N, columns] and ranks [N].
     """
     raw = logits.float()
+    if raw.device.type == "cpu":
+        with np.errstate(all="ignore"):  # a damaged row gives NaN, and its request an error elsewhere
+            return _score_host(raw.numpy(), chosen.numpy(), columns, vocab_limit)
     logprobs = torch.log_softmax(raw, dim=-1)
     listed = raw[:, :vocab_limit]
     mine = raw.gather(1, chosen.unsqueeze(1))
@@ -34,6 +38,23 @@ def score(logits: Tensor, chosen: Tensor, columns: int, vocab_limit: int) -> tup
         ids = torch.cat((ids, exact_top(listed, columns - 1)[1]), dim=1)
     values = logprobs.gather(1, ids)
     return ids.to(torch.int32).cpu().numpy(), values.cpu().numpy(), ranks.cpu().numpy()
+
+
+def _score_host(
+    raw: Floats, chosen: npt.NDArray[np.int64], columns: int, vocab_limit: int
+) -> tuple[Ints, Floats, Ints]:
+    """`score`, a row at a time."""
+    ids = np.empty((len(raw), columns), dtype=np.int32)
+    values = np.empty((len(raw), columns), dtype=np.float32)
+    ranks = np.empty(len(raw), dtype=np.int32)
+    for i, row in enumerate(raw):
+        listed, mine, peak = row[:vocab_limit], row[chosen[i]], row.max()
+        ids[i, 0] = chosen[i]
+        if columns > 1:
+            ids[i, 1:] = top_row(listed, columns - 1)
+        ranks[i] = 1 + np.count_nonzero(listed > mine)
+        values[i] = row[ids[i]] - peak - np.log(np.add.reduce(np.exp(row - peak), dtype=np.float64))
+    return ids, values, ranks
 
 
 def score_rows(

@@ -129,11 +129,16 @@ def penalize(
         inside = ids < logits.shape[1]
         ids, times, line = ids[inside], times[inside], line[inside]
     fixed = frequency[line] * times + presence[line] * (times > 0)
-    at = _indices(logits, rows[line], ids)
-    picked = logits[at]
-    factor = torch.from_numpy(repetition[line]).to(logits.device)
-    picked = torch.where(picked > 0, picked / factor, picked * factor)
-    logits[at] = picked - torch.from_numpy(fixed).to(logits.device)
+    factor = repetition[line]
+    if logits.device.type == "cpu":  # numpy's indexing of many single elements is several times faster
+        host, at = logits.numpy(), (rows[line], ids)
+        values = host[at]
+        host[at] = np.where(values > 0, values / factor, values * factor) - fixed
+    else:
+        places = _indices(logits, rows[line], ids)
+        picked, factors = logits[places], torch.from_numpy(factor).to(logits.device)
+        picked = torch.where(picked > 0, picked / factors, picked * factors)
+        logits[places] = picked - torch.from_numpy(fixed).to(logits.device)
 
 
 def _indices(logits: Tensor, rows: Ids, ids: Ids) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from torch import Tensor
 from octavo.base.step import LogprobArrays, RowError
 from octavo.sampling import draw, penalties, truncation
 from octavo.sampling.logprobs import score_rows
+from octavo.sampling.rows import draw_row
 from octavo.sampling.state import SamplingMetadata, SamplingRows
 
 Mask = Callable[[Tensor], None]  # station 3: forbids tokens of float32 logits [N, V] in place
@@ -70,6 +71,10 @@ class Sampler:
 
     def sample(self, logits: Tensor, rows: SamplingRows, masks: Sequence[Mask] = ()) -> SampledTokens:
         """Choose one token for each row of `logits` [N, V], which may be overwritten."""
+        with np.errstate(all="ignore"):  # infinities are what forbidden tokens are made of
+            return self._sample(logits, rows, masks)
+
+    def _sample(self, logits: Tensor, rows: SamplingRows, masks: Sequence[Mask]) -> SampledTokens:
         if logits.shape[0] == 0:
             return SampledTokens(tokens=torch.zeros(0, dtype=torch.int64, device=logits.device))
         meta = rows.metadata
@@ -121,16 +126,30 @@ class Sampler:
         """Stations 6 to 10: overwrite `tokens` of the rows that are not greedy."""
         drawn = rows.metadata.drawn
         p = rows.metadata.params[drawn]
+        uniforms = draw.uniforms(p["seed"], p["sample_index"], rows.positions[drawn])
+        if x.device.type == "cpu" and not self._after:
+            host, tops = x.numpy(), peaks.numpy()
+            for row, q, uniform in zip(drawn.tolist(), p, uniforms.tolist(), strict=True):
+                tokens[row] = draw_row(
+                    host[row], tops[row], q["temperature"], int(q["top_k"]), q["top_p"], q["min_p"], uniform
+                )
+        else:
+            self._draw_together(x, peaks, rows, torch.from_numpy(uniforms), tokens)
+
+    def _draw_together(self, x: Tensor, peaks: Tensor, rows: SamplingRows, uniforms: Tensor, tokens: Tensor) -> None:
+        """The same for all rows at once, on any device."""
+        drawn = rows.metadata.drawn
+        p = rows.metadata.params[drawn]
         index = torch.from_numpy(drawn).to(x.device)
         if len(drawn) < x.shape[0]:
             x, peaks = x.index_select(0, index), peaks.index_select(0, index)
         z = truncation.scaled(x, peaks, torch.from_numpy(p["temperature"].copy()).to(x.device))
         for processor in self._after:
             processor.apply(z, rows, drawn)
-        uniform = torch.from_numpy(draw.uniforms(p["seed"], p["sample_index"], rows.positions[drawn])).to(x.device)
+        uniforms = uniforms.to(x.device)
         for part in truncation.candidates(z, p["top_k"], p["top_p"], p["min_p"]):
             mine = torch.from_numpy(part.rows).to(x.device)
-            column = draw.invert(part.weights, uniform[mine])
+            column = draw.invert(part.weights, uniforms[mine])
             chosen = column if part.ids is None else part.ids.gather(1, column.unsqueeze(1)).squeeze(1)
             tokens[index[mine]] = chosen
 
