@@ -118,6 +118,17 @@ def test_SCH_24_admission_asks_for_room_for_the_whole_sequence() -> None:
     assert kv.reserve(Req("b", [1] * 20), 4, admission=True) is not None
 
 
+def test_SCH_24_the_whole_sequence_counts_what_the_request_holds_already() -> None:
+    kv = manager(6)
+    req = Req("parked", [1] * 20)
+    kv.reserve(req, 0, external_tokens=12)
+    req.num_computed_tokens = 12
+    assert kv.reserve(req, 4, admission=True) is not None
+    grown = Req("parked", [1] * 24)
+    grown.num_computed_tokens = 16
+    assert kv.reserve(grown, 4, admission=True) is None
+
+
 def test_SCH_24_admission_counts_what_is_shared_with_a_running_request_once() -> None:
     kv = manager(7)
     run(kv, Req("a", list(range(17))))
@@ -184,6 +195,18 @@ def test_a_window_gives_blocks_back_as_it_moves() -> None:
         kv.check()
     assert sum(b != 0 for b in kv.blocks("a")[0]) <= 3
     assert kv.common_prefix_blocks(["a"]) == (0,)
+
+
+def test_a_block_goes_in_the_very_step_that_no_longer_sees_it() -> None:
+    kv = manager(10, window(5))
+    req = Req("a", [1] * 30)
+    kv.reserve(req, 7)
+    req.num_computed_tokens = 7
+    kv.reserve(req, 1)
+    assert kv.blocks("a")[0][0] != 0
+    req.num_computed_tokens = 8
+    kv.reserve(req, 1)
+    assert kv.blocks("a")[0][0] == 0
 
 
 def test_SCH_26_a_window_hit_needs_only_the_window() -> None:
