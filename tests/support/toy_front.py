@@ -14,7 +14,7 @@ from octavo.inputs.renderer import EngineInput
 from octavo.inputs.tokenizer_fast import FastTokenizer
 from octavo.observe.stats import StatsBook
 from octavo.serving.async_engine import AsyncEngine
-from octavo.serving.front import EngineInfo
+from octavo.serving.info import EngineInfo
 from octavo.serving.sync_engine import SyncEngine
 from tests.support.decoders import tokenizer
 from tests.support.toy_engine import ToyClient

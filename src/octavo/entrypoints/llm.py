@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from octavo.base.errors import ClientError, EngineDead
 from octavo.base.outputs import RequestOutput, StatsSnapshot
 from octavo.base.params import SamplingParams
-from octavo.serving.front import EngineInfo
+from octavo.serving.info import EngineInfo
 from octavo.serving.progress import open_progress
 from octavo.serving.startup import open_offline
 from octavo.serving.sync_engine import SyncEngine

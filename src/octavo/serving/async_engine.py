@@ -26,7 +26,7 @@ from octavo.observe.log import get_logger
 from octavo.observe.stats import NullStats, StatsSink
 from octavo.outputs.assembler import OutputAssembler, merge
 from octavo.outputs.detokenizer import Decoder
-from octavo.serving.front import EngineInfo
+from octavo.serving.info import EngineInfo
 from octavo.serving.intake import Intake, RequestIds, RequestOptions
 
 if TYPE_CHECKING:

@@ -1,41 +1,19 @@
 """What a front door is given: the engine, the way in, the rules, and what can be said about them.
 
-Promises: `EngineInfo` is constant after start-up; `Front` is the one bundle every door uses.
+Promises: `Front` is the one bundle every door uses; it is constant after start-up.
 Does not know: which door it is.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from octavo.base.types import UsageContext
+from octavo.serving.info import EngineInfo
 
 if TYPE_CHECKING:
     from octavo.inputs.limits import Limits
     from octavo.inputs.renderer import Renderer
     from octavo.observe.stats import StatsBook
     from octavo.serving.async_engine import AsyncEngine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineInfo:
-    """Facts about the running engine that doors show or need.
-
-    `default_sampling` holds what the model's author recommends (INP-22); a request's own values win.
-    """
-
-    model: str
-    served_names: tuple[str, ...]
-    max_model_len: int  # tokens
-    vocab_size: int  # ids the tokenizer knows; larger ids are never sampled
-    eos_token_ids: tuple[int, ...]
-    block_size: int = 0  # tokens
-    num_kv_blocks: int = 0
-    default_sampling: Mapping[str, Any] = field(default_factory=dict)
-    created_s: int = 0  # Unix seconds
-    engine_seed: int = 0
-    usage: UsageContext = UsageContext.API_SERVER
-    max_waiting_requests: int = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from octavo.base.params import SamplingParams
 from octavo.base.requests import AdapterRef, EngineRequest, RequestPart
 from octavo.base.types import OutputKind
 from octavo.outputs.assembler import Opening, ParserFactory, no_parser
-from octavo.serving.front import EngineInfo
+from octavo.serving.info import EngineInfo
 
 if TYPE_CHECKING:
     from octavo.inputs.limits import Limits

@@ -26,7 +26,8 @@ from octavo.inputs.renderer import Renderer
 from octavo.inputs.tokenizer import Tokenizer, load_tokenizer
 from octavo.observe.stats import StatsBook
 from octavo.serving.async_engine import AsyncEngine
-from octavo.serving.front import EngineInfo, Front
+from octavo.serving.front import Front
+from octavo.serving.info import EngineInfo
 from octavo.serving.sync_engine import SyncEngine
 
 Progress = Callable[[str], None]

@@ -21,7 +21,7 @@ from octavo.base.types import OutputKind
 from octavo.engine.client import EngineClient
 from octavo.outputs.assembler import OutputAssembler
 from octavo.outputs.detokenizer import Decoder
-from octavo.serving.front import EngineInfo
+from octavo.serving.info import EngineInfo
 from octavo.serving.intake import Intake, Prepared, RequestIds, RequestOptions
 from octavo.serving.progress import NoProgress, Progress
 

@@ -17,7 +17,8 @@ from octavo.inputs.limits import Limits
 from octavo.inputs.renderer import Renderer
 from octavo.observe.stats import StatsBook
 from octavo.serving.async_engine import AsyncEngine
-from octavo.serving.front import EngineInfo, Front
+from octavo.serving.front import Front
+from octavo.serving.info import EngineInfo
 from tests.entrypoints.http.toy import EOS, VOCAB_SIZE, Script, ToyClient, ToyTokenizer, default_script
 from tests.support.http_server import serve_app
 
