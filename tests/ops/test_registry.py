@@ -98,3 +98,9 @@ def test_other_parameters_are_refused_at_registration_and_when_loaded():
         registry.bind(device(), torch.float32)
     with pytest.raises(ConfigError, match="no operator named 'rms'"):
         registry.register("rms", Implementation(name="x", function=fast_norm))
+
+
+def test_built_in_versions_are_known_from_the_start():
+    fast, faster = (Implementation(name=n, function=fast_norm) for n in ("fast", "faster"))
+    registry = OpRegistry([("rms_norm", fast), ("rms_norm", faster)])
+    assert [i.name for i in registry.implementations("rms_norm")] == ["faster", "fast", "reference"]

@@ -5,14 +5,14 @@ until chosen; a caller holds the chosen function itself, so a call costs nothing
 other parameters than the reference is refused (QNT-20, QNT-21).
 Does not know: how any operator is computed.
 
-To add a fast version: `OpRegistry.register(op, Implementation(...))`. To add an operator: a function in
+To add a fast version: a line in `BUILT_IN`, or `OpRegistry.register` for one from outside. To add an operator: a function in
 `ops.reference`, a `Protocol` and a field of `Ops` here, and a test against a plain loop.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -120,16 +120,22 @@ class Choice:
     passed_over: Mapping[str, tuple[str, ...]]
 
 
+BUILT_IN: Final[tuple[tuple[str, Implementation], ...]] = ()
+"""(operator, implementation) of the fast versions in this package, the most wanted last; none is imported here."""
+
+
 class OpRegistry:
     """Implementations of every operator, in order of preference; the reference comes last.
 
     Owns: the lists of implementations.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Iterable[tuple[str, Implementation]] = BUILT_IN) -> None:
         self._implementations = {
             op: [Implementation(name=REFERENCE, function=f"octavo.ops.reference:{op}")] for op in OP_NAMES
         }
+        for op, implementation in known:
+            self.register(op, implementation)
 
     def register(self, op: str, implementation: Implementation) -> None:
         """Put `implementation` before all others of `op`; one of the same name is replaced.
