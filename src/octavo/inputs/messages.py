@@ -133,6 +133,8 @@ def _part(part: Any, where: str) -> tuple[str, str]:
     if not isinstance(part, dict):
         raise ClientError(f"{where} must be an object or a string, got {_kind(part)}", param=where)
     kind = part.get("type") or next((key for key in (*TEXT_KEYS, *MEDIA_KEYS, "thinking") if key in part), None)
+    if not isinstance(kind, str):
+        raise ClientError(f"{where} needs a type, such as text, or a text of its own", param=where)
     if kind in TEXT_KEYS:
         return "text", _text(part, TEXT_KEYS[kind], where)
     if kind in ("thinking", "reasoning"):

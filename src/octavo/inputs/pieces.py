@@ -32,7 +32,7 @@ class PieceTable:
     @classmethod
     def for_decoder(cls, decoder: Any) -> "PieceTable":
         """Read the kind from a `tokenizers` decoder."""
-        kinds = _decoder_kinds(decoder)
+        kinds = decoder_kinds(decoder)
         if "ByteLevel" in kinds:
             return cls(byte_alphabet(), False)
         return cls(None, bool(kinds & {"Metaspace", "ByteFallback"}))
@@ -51,7 +51,7 @@ class PieceTable:
         return piece.replace(SPACE_MARK, " ").encode()
 
 
-def _decoder_kinds(decoder: Any) -> set[str]:
+def decoder_kinds(decoder: Any) -> set[str]:
     """Names of the decoder's steps; the library shows them only in its serialized form."""
     if decoder is None:
         return set()

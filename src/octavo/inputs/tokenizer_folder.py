@@ -2,6 +2,8 @@
 
 Promises: the ids that Transformers 5 gives for the same folder. Like it, the post-processor in
 `tokenizer.json` says whether BOS and EOS are added; `add_bos_token` and `add_eos_token` beside it do not.
+And like it, a folder that declares Llama's own tokenizer class gets that class's rules for spaces, whatever
+older versions wrote into `tokenizer.json`.
 Does not know: chat templates (see `chat`), or folders without `tokenizer.json` (see `tokenizer_hf`).
 """
 
@@ -10,13 +12,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
 from octavo.base.errors import LoadError
+from octavo.inputs.pieces import SPACE_MARK, decoder_kinds
 from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens
-
-ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -58,23 +59,51 @@ def load_folder(folder: Path) -> FastTokenizer:
         raise LoadError(f"{file} cannot be read as a tokenizer: {e}") from None
     config = read_tokenizer_config(folder)
     specials = special_tokens(config)
+    if _declares_llama(folder, config) and _is_sentencepiece_bpe(core):
+        _use_llama_spaces(core, config)
     _add_missing(core, config, specials)
     return FastTokenizer(core, specials)
 
 
+def _declares_llama(folder: Path, config: Mapping[str, Any]) -> bool:
+    """True where Transformers 5 takes its Llama class; for other model types it follows `tokenizer.json`."""
+    declared = str(config.get("tokenizer_class")).removesuffix("Fast") == "LlamaTokenizer"
+    return declared and read_json(folder / "config.json").get("model_type") in (None, "", "llama")
+
+
+def _is_sentencepiece_bpe(core: Core) -> bool:
+    return isinstance(core.model, models.BPE) and "ByteLevel" not in decoder_kinds(core.decoder)
+
+
+def _use_llama_spaces(core: Core, config: Mapping[str, Any]) -> None:
+    """A space before the text only, or before each stretch between special tokens where `legacy` says so."""
+    adds_space = config.get("add_prefix_space") is not False
+    scheme = "never" if not adds_space else "always" if config.get("legacy") else "first"
+    core.normalizer = None
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    steps: list[Any] = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    core.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if adds_space else steps)
+
+
 def _add_missing(core: Core, config: Mapping[str, Any], specials: SpecialTokens) -> None:
-    """Tokens that only the configuration names enter the vocabulary; those it calls special become special."""
+    """Tokens that only the configuration names enter the vocabulary; those that are in it keep their flags."""
     present = {token.content for token in core.get_added_tokens_decoder().values()}
     listed = config.get("added_tokens_decoder") or {}
-    by_id = (AddedToken(**spec) for _, spec in sorted(listed.items(), key=lambda item: int(item[0])))
+    by_id = [AddedToken(**spec) for _, spec in sorted(listed.items(), key=lambda item: int(item[0]))]
     core.add_tokens([token for token in by_id if token.content not in present])
-    objects = {token.content: token for token in core.get_added_tokens_decoder().values()}
+    present |= {token.content for token in by_id}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
-    texts = [specials.named[role] for role in specials.named if role in ROLES]
-    texts += [text for value in _values(extra) if (text := _content(value))]
-    core.add_special_tokens(
-        [objects.get(text) or AddedToken(text, special=True, normalized=False) for text in dict.fromkeys(texts)]
-    )
+    values = [config.get(role, specials.named.get(role)) for role in specials.named] + list(_values(extra))
+    named = {text: value for value in values if (text := _content(value))}
+    core.add_special_tokens([_token(value) for text, value in named.items() if text not in present])
+
+
+def _token(value: Any) -> AddedToken:
+    """A special token from its text, or from an object with its flags."""
+    if isinstance(value, str):
+        return AddedToken(value, special=True, normalized=False)
+    flags = {flag: value[flag] for flag in ("single_word", "lstrip", "rstrip", "normalized") if flag in value}
+    return AddedToken(value["content"], special=True, **flags)
 
 
 def _values(extra: Any) -> Iterable[Any]:

@@ -199,6 +199,9 @@ def child_main(folder: str) -> None:
         lines.write(json.dumps(message) + "\n")
         lines.flush()
 
+    # tokenizers do not need torch, and it takes seconds to import
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # else it says on every start that torch is missing
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415 - optional, and only this child may load it
     except ImportError:
