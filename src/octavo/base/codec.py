@@ -9,7 +9,7 @@ dtype, shape and either its bytes or the number of the frame with them.
 """
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -114,10 +114,8 @@ def revive(message: Any) -> Any:
     elif isinstance(message, Submit):
         if any(r.parts for r in message.requests):
             return msgspec.structs.replace(message, requests=tuple(map(_revive_parts, message.requests)))
-    elif isinstance(message, StepPlan):
-        return _revive_parts(message)
-    elif isinstance(message, StepResult):
-        return _revive_parts(message)
+    elif isinstance(message, StepPlan | StepResult):
+        return _revive_parts(cast(Any, message))
     return message
 
 

@@ -70,6 +70,9 @@ class Executor(Protocol):
     def probe(self) -> DeviceFacts:
         """Facts of the device; callable before `load`."""
 
+    def describe(self, config: WorkerConfig) -> LoadReport:
+        """What `load` would give, from the layers themselves, without reading weights or using memory (REQ-18)."""
+
     def load(self, config: WorkerConfig, progress: Callable[[str], None]) -> LoadReport:
         """Build the model and read its weights."""
 

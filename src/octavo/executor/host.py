@@ -12,7 +12,7 @@ from octavo.base.kvspec import KVLayout
 from octavo.base.step import StepPlan, StepResult
 from octavo.config.facts import DeviceFacts
 from octavo.executor.api import LoadReport, ProfileReport, WorkerConfig
-from octavo.models.loader import LoadedModel, load_model
+from octavo.models.loader import LoadedModel, build_meta, load_model
 from octavo.platforms import api as platforms
 from octavo.worker.seams import LateParts
 from octavo.worker.worker import Worker, WorkerLimits, WorkerSeams
@@ -29,6 +29,25 @@ def make_worker(config: WorkerConfig) -> "HostedWorker":
     """A worker on the platform that `config.device` names, with the features that are installed."""
     facts = platforms.probe(config.device)
     return HostedWorker(config, facts, prober=lambda: platforms.probe(config.device))
+
+
+def describe(config: WorkerConfig) -> LoadReport:
+    """The model built on the meta device: its layers' KV specs and the bytes of its weights."""
+    began = time.perf_counter()
+    meta = build_meta(
+        config.facts,
+        dtype=config.dtype,
+        device_facts=platforms.probe(config.device),
+        max_model_len=config.max_model_len,
+        attention_backend=config.attention_backend,
+        block_size=config.block_size,
+    )
+    return LoadReport(
+        specs=meta.specs,
+        weight_bytes=meta.weight_bytes,
+        seconds=time.perf_counter() - began,
+        attention_backend=meta.backend.name,
+    )
 
 
 class HostedWorker:

@@ -67,16 +67,15 @@ class UniprocHandle:
         """No more late parts will come."""
         self._late.put(None)
 
-    def finish(self, run: Callable[[], StepResult]) -> BaseException | None:
-        """The worker's side: run the step and keep the outcome; what went wrong, if anything."""
+    def finish(self, run: Callable[[], StepResult], failed: Callable[[BaseException], None]) -> None:
+        """The worker's side: run the step and keep the outcome. `failed` hears first what went wrong."""
         try:
             self._outcome.set_result(run())
         except BaseException as error:
+            failed(error)
             dead = error if isinstance(error, EngineDead) else EngineDead(f"step {self._seq} failed: {error!r}")
             dead.__cause__ = None if dead is error else error
             self._outcome.set_exception(dead)
-            return error
-        return None
 
 
 class UniprocExecutor:
@@ -108,6 +107,10 @@ class UniprocExecutor:
     def probe(self) -> DeviceFacts:
         """Facts of the device; callable before `load`."""
         return self._run(lambda: self._prober(self._device))
+
+    def describe(self, config: WorkerConfig) -> LoadReport:
+        """What `load` would give, without reading weights or using memory."""
+        return self._run(lambda: host.describe(config))
 
     def load(self, config: WorkerConfig, progress: Callable[[str], None]) -> LoadReport:
         """Build the model and read its weights. `progress` is called on the worker's thread."""
@@ -143,13 +146,10 @@ class UniprocExecutor:
                 raise EngineDead(f"the worker is gone since an earlier step failed: {self._failure!r}")
             return self._loaded().step(plan, handle)
 
-        def job() -> None:
-            self._failure = handle.finish(step) or self._failure
-
         if self._stopped:
-            handle.finish(_refuse)
+            handle.finish(_refuse, self._fail)
         else:
-            self._jobs.put(job)
+            self._jobs.put(lambda: handle.finish(step, self._fail))
         return handle
 
     def call(self, method: str, **args: Any) -> Any:
@@ -174,6 +174,9 @@ class UniprocExecutor:
         self._flight.clear()
         if done.done():
             done.result()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
 
     def _let_go(self) -> None:
         worker, self._worker = self._worker, None
