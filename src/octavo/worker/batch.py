@@ -65,62 +65,64 @@ class InputBatcher:
 
     def build(self, plan: BatchPlan, table: RequestTable) -> InputBatch:
         """The plan's rows, on the state that `table` is in."""
-        slots, starts, counts = plan.slots, plan.starts, plan.counts
-        query_starts = np.zeros(len(slots) + 1, dtype=np.int32)
-        np.cumsum(counts, out=query_starts[1:])
-        total = int(query_starts[-1])
-        token_row = np.repeat(np.arange(len(slots)), counts)
-        token_slot = slots[token_row]
-        positions = self._positions.room(total)
-        np.subtract(np.arange(total), (query_starts[:-1] - starts)[token_row], out=positions)
-        self._token_ids.room(total)[:] = table.token_ids[token_slot, positions]
+        rows = self._rows(plan)
+        total = len(rows.positions)
+        self._token_ids.room(total)[:] = table.token_ids[rows.token_slot, rows.positions]
         sampled = plan.sample_counts > 0
-        seq_lens = starts + counts
-        groups = tuple(
-            self._group(g, query_starts, counts, starts, seq_lens, slots, token_slot, positions, table)
-            for g in range(len(self._block_sizes))
-        )
         return InputBatch(
-            slots=slots,
-            starts=starts,
-            counts=counts,
-            query_starts=query_starts,
+            slots=plan.slots,
+            starts=plan.starts,
+            counts=plan.counts,
+            query_starts=rows.query_starts,
             token_ids=self._token_ids.tensor(total),
             positions=self._positions.tensor(total),
             sample_rows=np.flatnonzero(sampled),
-            sample_index=to_device(query_starts[1:][sampled].astype(np.int64) - 1, self._device),
-            sample_lengths=seq_lens[sampled].astype(np.int64),
-            groups=groups,
+            sample_index=to_device(rows.query_starts[1:][sampled].astype(np.int64) - 1, self._device),
+            sample_lengths=rows.seq_lens[sampled].astype(np.int64),
+            groups=tuple(self._group(g, plan, rows, table) for g in range(len(self._block_sizes))),
             group_slots=tuple(buffer.tensor(total) for buffer in self._slots),
-            shape=BatchShape(num_tokens=total, num_rows=len(slots), uniform=total == len(slots)),
+            shape=BatchShape(num_tokens=total, num_rows=plan.num_rows, uniform=total == plan.num_rows),
         )
 
-    def _group(
-        self,
-        group: int,
-        query_starts: Ints,
-        query_lens: Ints,
-        context_lens: Ints,
-        seq_lens: Ints,
-        slots: Ints,
-        token_slot: Ints,
-        positions: Longs,
-        table: RequestTable,
-    ) -> AttentionBatch:
-        size, blocks = self._block_sizes[group], table.block_tables[group]
-        room = self._slots[group].room(len(positions))
-        index = positions // size
-        np.multiply(blocks[token_slot, index], size, out=room, dtype=np.int64)
-        room += positions - index * size
-        longest = int(seq_lens.max(initial=0))
-        return AttentionBatch(
+    def _rows(self, plan: BatchPlan) -> "_Rows":
+        query_starts = np.zeros(plan.num_rows + 1, dtype=np.int32)
+        np.cumsum(plan.counts, out=query_starts[1:])
+        total = int(query_starts[-1])
+        token_row = np.repeat(np.arange(plan.num_rows), plan.counts)
+        positions = self._positions.room(total)
+        np.subtract(np.arange(total), (query_starts[:-1] - plan.starts)[token_row], out=positions)
+        return _Rows(
             query_starts=query_starts,
-            query_lens=query_lens,
-            context_lens=context_lens,
-            seq_lens=seq_lens,
-            block_table=blocks[slots, : max(1, -(-longest // size))],
+            seq_lens=plan.starts + plan.counts,
+            token_slot=plan.slots[token_row],
+            positions=positions,
+        )
+
+    def _group(self, group: int, plan: BatchPlan, rows: "_Rows", table: RequestTable) -> AttentionBatch:
+        size, blocks = self._block_sizes[group], table.block_tables[group]
+        room = self._slots[group].room(len(rows.positions))
+        index = rows.positions // size
+        np.multiply(blocks[rows.token_slot, index], size, out=room, dtype=np.int64)
+        room += rows.positions - index * size
+        longest = int(rows.seq_lens.max(initial=0))
+        return AttentionBatch(
+            query_starts=rows.query_starts,
+            query_lens=plan.counts,
+            context_lens=plan.starts,
+            seq_lens=rows.seq_lens,
+            block_table=blocks[plan.slots, : max(1, -(-longest // size))],
             slots=room,
-            num_tokens=len(positions),
-            max_query_len=int(query_lens.max(initial=0)),
+            num_tokens=len(rows.positions),
+            max_query_len=int(plan.counts.max(initial=0)),
             max_seq_len=longest,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """What all groups share."""
+
+    query_starts: Ints  # [R + 1]
+    seq_lens: Ints  # [R]
+    token_slot: Ints  # [T], the request's slot of each token
+    positions: Longs  # [T]

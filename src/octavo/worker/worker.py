@@ -35,7 +35,7 @@ from octavo.worker.seams import (
 )
 from octavo.worker.table import RequestTable
 
-PROFILE_TOKENS = 512  # measured on a CPU; what a larger step needs grows with its tokens
+PROFILE_TOKENS = 256  # measured on a CPU; what a larger step needs grows with its tokens
 LOGIT_BYTES = 16  # sampling scratch a logit: float32 twice, weights, a share of the sums
 WARM_UP_TOKENS = 16
 
@@ -131,7 +131,7 @@ class Worker:
         computed, since logits exist only for rows that yield a token.
         """
         limits, facts, specs = self._limits, self._limits.facts, self._need_loaded().specs
-        tokens = limits.max_num_batched_tokens
+        tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
         measured_tokens = min(tokens, PROFILE_TOKENS) if self._device.type == "cpu" else tokens
         measured = self._measure(_split(measured_tokens, limits.max_model_len)) * tokens // measured_tokens
         heads = facts.num_heads + 2 * facts.num_kv_heads
@@ -156,8 +156,9 @@ class Worker:
         layout = of.memory.layout
         length = min(WARM_UP_TOKENS, self._limits.max_num_batched_tokens, self._limits.max_model_len - 1)
         if length > 0 and dummy.blocks_used(layout, (length,)) <= layout.num_blocks:
-            bare = ModelRunner(self._compose(of.memory, self._bare))
-            self._run_dummies(bare, layout, (length,))
+            runner = ModelRunner(self._compose(of.memory, self._bare))
+            runner.step(dummy.prompt_plan(layout, (length,), SamplingParams(top_p=0.9)), NothingLate())
+            runner.step(dummy.decode_plan(layout, (length,)), NothingLate())
 
     def step(self, plan: StepPlan, late: LateParts) -> StepResult:
         """Compute one plan."""
@@ -228,22 +229,17 @@ class Worker:
 
     def _measure(self, lengths: tuple[int, ...]) -> int:
         """Bytes that one step of prompts of these lengths needs at its peak."""
-        lengths = lengths[: self._limits.max_num_seqs]  # a batch of few, short sequences is all there can be
         layout = scratch_layout(self._need_loaded().specs, lengths)
         runner = ModelRunner(self._compose(KVMemory(layout, self._device), self._bare))
-        self._run_dummies(runner, layout, (1,))  # what is made once, at the first call, is no part of a step
-        plan = dummy.prompt_plan(layout, lengths, SamplingParams())
+        sampling = SamplingParams(top_p=0.9)
+        runner.step(dummy.prompt_plan(layout, (1,), sampling), NothingLate())  # what is made once is no part of a step
+        runner.step(dummy.free_plan(layout, 1), NothingLate())
+        plan = dummy.prompt_plan(layout, lengths, sampling)
 
         def run() -> None:
             runner.step(plan, NothingLate())
 
         return max(0, peak_bytes(run, self._device) - layout.total_bytes)
-
-    def _run_dummies(self, runner: ModelRunner, layout: KVLayout, lengths: tuple[int, ...]) -> None:
-        for sampling in (SamplingParams(temperature=0.0), SamplingParams(top_p=0.9)):
-            runner.step(dummy.prompt_plan(layout, lengths, sampling), NothingLate())
-            runner.step(dummy.decode_plan(layout, lengths), NothingLate())
-            runner.step(dummy.free_plan(layout, len(lengths)), NothingLate())
 
 
 def _split(tokens: int, longest: int) -> tuple[int, ...]:
