@@ -88,12 +88,20 @@ class Req:
 def snapshot(kv: KVCacheManager) -> tuple[Any, ...]:
     """Everything that a cancelled reservation must leave as it was."""
     tables = {
-        i: ([list(r) for r in t.blocks], list(t.passed), list(t.nulls), list(t.committed), t.capacity, t.commit_at)
+        i: (
+            [list(r) for r in t.blocks],
+            list(t.passed),
+            list(t.nulls),
+            list(t.committed),
+            t.capacity,
+            t.commit_at,
+            t.owed,
+        )
         for i, t in kv._tables.items()
     }
     index = {k: (set(v) if isinstance(v, set) else v) for k, v in kv._index._blocks.items()}
     stats = kv.stats()
-    return kv._pool.plain(), kv._pool.kept(), kv._pool.free_order(), kv._index.items(), index, tables, stats
+    return kv._pool.plain(), kv._pool.kept(), kv._pool.free_order(), kv._index.items(), index, tables, stats, kv._owed
 
 
 class World:

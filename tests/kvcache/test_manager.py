@@ -118,6 +118,20 @@ def test_SCH_24_admission_asks_for_room_for_the_whole_sequence() -> None:
     assert kv.reserve(Req("b", [1] * 20), 4, admission=True) is not None
 
 
+def test_SCH_24_nobody_is_admitted_to_blocks_that_others_have_yet_to_take() -> None:
+    kv = manager(11)
+    first = Req("a", [1] * 24)
+    kv.reserve(first, 4, admission=True)
+    assert kv.num_free_blocks == 9
+    assert kv.reserve(Req("b", [2] * 20), 4, admission=True, beside_others=True) is None
+    assert kv.reserve(Req("c", [2] * 16), 4, admission=True, beside_others=True) is not None
+    first.num_computed_tokens = 4
+    assert kv.reserve(first, 20) is not None
+    kv.check()
+    kv.release("c")
+    assert kv.reserve(Req("b", [2] * 16), 4, admission=True, beside_others=True) is not None
+
+
 def test_SCH_24_the_whole_sequence_counts_what_the_request_holds_already() -> None:
     kv = manager(6)
     req = Req("parked", [1] * 20)

@@ -105,6 +105,7 @@ class KVCacheManager:
         self._fenced: dict[int, list[int]] = {}
         self._next_to_retire = 0
         self._resets = 0
+        self._owed = 0  # blocks that admitted requests have yet to take for the tokens they came with
         self._queries = self._hits = self._evictions = 0
         self._no_blocks: tuple[tuple[int, ...], ...] = ((),) * len(self._policies)
         self.num_total_blocks = layout.num_blocks - 1
@@ -161,7 +162,8 @@ class KVCacheManager:
         For a request without blocks, "computed" is `hit.num_tokens + external_tokens` (its own
         `num_computed_tokens` is not looked at): `external_tokens` follow the local hit. For one with
         blocks it is `num_computed_tokens`, and neither `hit` nor `external_tokens` may be given.
-        `admission`: the whole sequence must fit, not only this chunk. `beside_others`: keep the watermark.
+        `admission`: the whole sequence must fit, not only this chunk, beside what those admitted before
+        have yet to take for theirs. `beside_others`: keep the watermark.
 
         Blocks that a window has passed are given back in any case, and stay so when the reservation is
         refused or cancelled. Raises `RuntimeError` for a hit that no longer stands (match again).
@@ -211,6 +213,8 @@ class KVCacheManager:
         self._pool.untake(res.taken, (block for block, _ in keeps))
         for held in reversed(res.held):
             self._pool.unhold(held, held.block in self._index)
+        self._owed += res.owed - tables.owed
+        tables.owed = res.owed
         if res.created:
             del self._tables[res.request_id]
             self._queries -= res.queried
@@ -243,6 +247,7 @@ class KVCacheManager:
         tables = self._tables.pop(request_id, None)
         if tables is None:
             return
+        self._owed -= tables.owed
         blocks = tables.tail_first(self._policies)
         if after is None or after < self._next_to_retire:
             self._give(blocks)
@@ -307,6 +312,8 @@ class KVCacheManager:
         kept = len(self._pool.kept())
         if kept != sum(self._pool.is_free(b) for b in self._index.items()):
             raise RuntimeError("a free block with findable content is not among the kept")
+        if self._owed != sum(tables.owed for tables in self._tables.values()):
+            raise RuntimeError("the blocks owed to admitted requests do not add up")
         if any(fence < self._next_to_retire for fence in self._fenced):
             raise RuntimeError("blocks still wait behind a fence that has been passed")
 
@@ -332,7 +339,9 @@ class KVCacheManager:
         hits = [[b for b in row if b] for row in rows]
         in_use = [sum(not self._pool.is_free(b) for b in row) for row in hits]
         num_new = sum(row.count(None) for row in rows)
-        need = max(num_new + sum(map(len, hits)) - sum(in_use), self._whole_need(whole, in_use))
+        need = num_new + sum(map(len, hits)) - sum(in_use)
+        if whole:
+            need = max(need, self._whole_need(whole, in_use)) + self._owed
         if need + spare > self._pool.num_free:
             return None
         # Hits are held first, so that none of them is taken for new content.
@@ -345,6 +354,7 @@ class KVCacheManager:
         tables.append(new_blocks)
         for group, policy in enumerate(self._policies):
             tables.passed[group] = min(policy.expired(computed).stop, len(tables.blocks[group]))
+        self._owe(tables, whole)
         queried = found = 0
         if hit is not None:
             tables.adopt([len(row) for row in hit.blocks], hit.num_tokens // self._hasher_block_size)
@@ -353,7 +363,7 @@ class KVCacheManager:
         self._queries += queried
         self._hits += found
         tables.settle(self._policies)
-        return Reservation(req.request_id, new_blocks, True, queried, found, taken, held, lost, self._resets)
+        return Reservation(req.request_id, new_blocks, True, queried, found, taken, held, lost, resets=self._resets)
 
     def _rows(self, hit: PrefixHit | None, computed: int, total: int) -> list[list[int | None]]:
         """What each group's table would start with: a hit block, a null block, or None for one to take."""
@@ -373,7 +383,7 @@ class KVCacheManager:
         counts = [c if c > 0 else 0 for c in counts]
         need = num_new = sum(counts)
         if whole:
-            need = max(need, self._whole_need(whole, [tables.live(g) for g in range(len(counts))]))
+            need = max(need, self._whole_need(whole, tables.live())) + self._owed - tables.owed
         if need + spare > self._pool.num_free:
             return None
         if not num_new:
@@ -382,18 +392,27 @@ class KVCacheManager:
         new_blocks = (taken.blocks,) if len(counts) == 1 else split_by(taken.blocks, counts)
         tables.append(new_blocks)
         tables.measure(self._policies)
-        return Reservation(tables.nothing.request_id, new_blocks, taken=taken, lost=lost, resets=self._resets)
+        owed = tables.owed
+        if whole:
+            self._owe(tables, whole)
+        elif owed:
+            fall = min(owed, num_new)
+            tables.owed -= fall
+            self._owed -= fall
+        return Reservation(
+            tables.nothing.request_id, new_blocks, taken=taken, lost=lost, owed=owed, resets=self._resets
+        )
 
     def _whole_need(self, whole: int, had: Sequence[int]) -> int:
-        """Free blocks that a sequence of `whole` tokens needs in the end, given what it holds or shares by group."""
-        return (
-            sum(
-                max(0, policy.most_blocks(whole, self._max_batched_tokens) - blocks)
-                for policy, blocks in zip(self._policies, had, strict=True)
-            )
-            if whole
-            else 0
-        )
+        """Blocks that a sequence of `whole` tokens needs in the end beyond those it `had`, by group."""
+        most = [policy.most_blocks(whole, self._max_batched_tokens) for policy in self._policies]
+        return sum([max(0, m - h) for m, h in zip(most, had, strict=True)])
+
+    def _owe(self, tables: Tables, whole: int) -> None:
+        """Note what the request will yet take for `whole` tokens, so that nobody else is admitted to it."""
+        self._owed -= tables.owed
+        tables.owed = self._whole_need(whole, tables.live()) if whole else 0
+        self._owed += tables.owed
 
     def _take(self, count: int) -> tuple[Taken, tuple[tuple[int, bytes], ...]]:
         """Blocks for new content, and what findable content that cost."""

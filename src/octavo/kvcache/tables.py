@@ -40,6 +40,7 @@ class Reservation(msgspec.Struct, frozen=True):
     taken: Taken = Taken()
     held: tuple[Held, ...] = ()
     lost: tuple[tuple[int, bytes], ...] = ()  # block, key of the content it had
+    owed: int = 0  # what the request was owed before
     resets: int = 0  # how often the prefix cache had been reset
 
 
@@ -48,12 +49,22 @@ class Tables:
 
     Owns: the block ids by group; by group also how far blocks have expired (`passed`), how many null
     blocks stand in their place, how many blocks were committed and how many of these a hit had brought;
-    how many hash-chain blocks were reported; and whether the content may still be committed (`stale` after a reset of the cache).
+    how many hash-chain blocks were reported; how many blocks its admission is still `owed`; and whether the content may still be committed (`stale` after a reset of the cache).
     """
 
     __slots__ = (
-        "blocks", "capacity", "commit_at", "committed", "expires_at", "from_hit", "nothing", "nulls", "passed",
-        "reported", "stale",
+        "blocks",
+        "capacity",
+        "commit_at",
+        "committed",
+        "expires_at",
+        "from_hit",
+        "nothing",
+        "nulls",
+        "owed",
+        "passed",
+        "reported",
+        "stale",
     )  # fmt: skip
 
     def __init__(self, request_id: str, num_groups: int, stale: bool) -> None:
@@ -63,6 +74,7 @@ class Tables:
         self.committed = [0] * num_groups
         self.from_hit = [0] * num_groups
         self.reported = 0
+        self.owed = 0
         self.stale = stale
         self.capacity = 0  # tokens that the blocks can hold
         self.expires_at = NEVER  # computed tokens at which the next block expires
@@ -125,9 +137,9 @@ class Tables:
                 del self.blocks[group][-len(new) :]
                 self.nulls[group] -= new.count(NULL_BLOCK)
 
-    def live(self, group: int) -> int:
-        """Blocks that the request holds in a group."""
-        return len(self.blocks[group]) - self.nulls[group]
+    def live(self) -> list[int]:
+        """Blocks that the request holds, by group."""
+        return [len(row) - nulls for row, nulls in zip(self.blocks, self.nulls, strict=True)]
 
     def tail_first(self, policies: Sequence[BlockPolicy]) -> list[int]:
         """All held blocks in the order of freeing: later tokens first, whatever the group (SCH-22)."""
