@@ -261,7 +261,7 @@ def test_the_way_in_loads_neither_torch_nor_transformers() -> None:
     """Control plane: a fresh interpreter imports all of `inputs` in well under half a second of work."""
     code = (
         "import sys, time; t = time.process_time()\n"
-        "import octavo.inputs.renderer, octavo.inputs.limits, octavo.inputs.defaults, octavo.inputs.tokenizer\n"
+        "import octavo.inputs.renderer, octavo.inputs.limits, octavo.inputs.tokenizer\n"
         "print(time.process_time() - t, *[m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]

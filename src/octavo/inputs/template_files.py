@@ -42,7 +42,7 @@ def _from_folder(folder: Path) -> dict[str, str]:
     if found:
         return found
     for name in ("tokenizer_config.json", "chat_template.json"):
-        if named := _named(tokenizer_folder.read_json(folder / name).get("chat_template")):
+        if named := _named(tokenizer_folder.read_if_there(folder / name).get("chat_template")):
             return named
     return {}
 

@@ -7,7 +7,6 @@ older versions wrote into `tokenizer.json`.
 Does not know: chat templates (see `chat`), or folders without `tokenizer.json` (see `tokenizer_hf`).
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,28 +15,21 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Core
 
 from octavo.base.errors import LoadError
+from octavo.config.facts_hf import read_json
 from octavo.inputs.pieces import SPACE_MARK, decoder_kinds
 from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_if_there(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty when the file is not there, `LoadError` when it is damaged."""
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as e:
-        raise LoadError(f"{path} is not valid JSON: {e}") from None
-    if not isinstance(data, dict):
-        raise LoadError(f"{path} must hold a JSON object")
-    return data
+    return read_json(path) if path.is_file() else {}
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """`tokenizer_config.json`, completed from the older `special_tokens_map.json` as Transformers does."""
-    config = read_json(folder / "tokenizer_config.json")
+    config = read_if_there(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
-        config |= read_json(folder / "special_tokens_map.json")
+        config |= read_if_there(folder / "special_tokens_map.json")
     return config
 
 
@@ -68,7 +60,7 @@ def load_folder(folder: Path) -> FastTokenizer:
 def _declares_llama(folder: Path, config: Mapping[str, Any]) -> bool:
     """True where Transformers 5 takes its Llama class; for other model types it follows `tokenizer.json`."""
     declared = str(config.get("tokenizer_class")).removesuffix("Fast") == "LlamaTokenizer"
-    return declared and read_json(folder / "config.json").get("model_type") in (None, "", "llama")
+    return declared and read_if_there(folder / "config.json").get("model_type") in (None, "", "llama")
 
 
 def _is_sentencepiece_bpe(core: Core) -> bool:

@@ -10,6 +10,7 @@ lines on its standard input and output and ends when its input closes.
 """
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -201,7 +202,7 @@ def child_main(folder: str) -> None:
 
     # tokenizers do not need torch, and it takes seconds to import
     sys.modules["torch"] = None  # type: ignore[assignment]
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # else it says on every start that torch is missing
+    logging.disable(logging.WARNING)  # else it says on every start that torch is missing
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415 - optional, and only this child may load it
     except ImportError:
