@@ -99,6 +99,8 @@ def test_a_row_with_bad_logits_fails_alone_and_the_others_go_on() -> None:
     assert [(e.row, e.message) for e in result.errors] == [(1, NOT_FINITE)]
     assert [result.tokens.row(i).tolist() for i in range(3)] == [[31], [], [4]]
     assert result.logprobs is not None and result.logprobs.token_ids[:, 0].tolist() == [31, 4]
+    known = rig.worker._of.table.num_tokens  # type: ignore[union-attr]
+    assert known[:3].tolist() == [2, 1, 2], "what failed adds nothing to what the row knows"
     rig.planner.leave(1)
     result = rig.step(rig.planner.plan({0: 1, 2: 1}))
     assert [result.tokens.row(i).tolist() for i in range(2)] == [[5], [32]] and not result.errors
