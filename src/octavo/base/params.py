@@ -123,7 +123,9 @@ def _check(p: SamplingParams) -> None:
     _check_lengths(p)
     _check_tokens(p)
     if p.greedy and p.n > 1:
-        raise ClientError("n must be 1 when temperature is 0: all samples would be equal", param="n")
+        raise ClientError(
+            f"n must be 1 when temperature is below {GREEDY_TEMPERATURE:g}: all samples would be equal", param="n"
+        )
 
 
 def _check_lengths(p: SamplingParams) -> None:
