@@ -184,7 +184,6 @@ class KVCacheManager:
             raise RuntimeError(f"request {req.request_id} has blocks already: a hit belongs to its admission")
         elif computed >= tables.expires_at:
             self._give(tables.expire(self._policies, computed))
-            tables.settle(self._policies)
         total = computed + num_new_tokens
         total = max(total, min(total + lookahead_tokens, self._max_model_len))
         whole = min(max(req.num_tokens, total), self._max_model_len) if admission else 0

@@ -108,15 +108,18 @@ class Tables:
     def expire(self, policies: Sequence[BlockPolicy], num_computed_tokens: int) -> list[int]:
         """Put null blocks where windows have passed; the blocks that were there, last first."""
         gone: list[int] = []
+        self.expires_at = NEVER
         for group, policy in enumerate(policies):
-            row, expired = self.blocks[group], policy.expired(num_computed_tokens)
+            row, passed, expired = self.blocks[group], self.passed[group], policy.expired(num_computed_tokens)
             stop = min(expired.stop, len(row))
-            for i in range(stop - 1, max(expired.start, self.passed[group]) - 1, -1):
-                if row[i] != NULL_BLOCK:
-                    gone.append(row[i])
-                    row[i] = NULL_BLOCK
-                    self.nulls[group] += 1
-            self.passed[group] = max(self.passed[group], stop)
+            if stop > passed:
+                for i in range(stop - 1, max(expired.start, passed) - 1, -1):
+                    if row[i] != NULL_BLOCK:
+                        gone.append(row[i])
+                        row[i] = NULL_BLOCK
+                        self.nulls[group] += 1
+                self.passed[group] = passed = stop
+            self.expires_at = min(self.expires_at, policy.expires_at(passed))
         return gone
 
     def append(self, new_blocks: Sequence[Sequence[int]]) -> None:
