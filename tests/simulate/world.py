@@ -103,6 +103,7 @@ class World:
             max_num_batched_tokens=setup.max_tokens + setup.spare,
             max_model_len=setup.max_model_len,
             long_prefill_token_threshold=setup.threshold,
+            enable_prefix_caching=setup.prefix_caching,
         )
         self.kv = KVCacheManager(
             layout,

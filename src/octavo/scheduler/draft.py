@@ -37,7 +37,7 @@ class TokenBudget:
         """At most this many of `n` tokens, `drafts` of which are guesses."""
         if in_prompt:
             return max(0, min(n, self.chunk, self.prompts, self.left))
-        return min(n, max(0, self.left) + min(drafts, self.spare))
+        return min(n, self.left + min(drafts, self.spare)) if self.left > 0 else 0
 
 
 class Take:
@@ -58,6 +58,22 @@ class Take:
         self.reserved = reserved  # the room its blocks had before
         self.reservation: Reservation | None = None
         self.constraints: tuple[Constraint, ...] = ()
+
+
+class _Settled:
+    """A request as it was before the steps in flight, for the KV manager.
+
+    Owns: nothing.
+    """
+
+    __slots__ = ("block_hashes", "num_computed_tokens", "num_tokens", "reads_prefix_cache", "request_id")
+
+    def __init__(self, req: Request, num_settled_tokens: int) -> None:
+        self.request_id = req.request_id
+        self.num_tokens = req.num_tokens
+        self.num_computed_tokens = num_settled_tokens
+        self.block_hashes = req.block_hashes
+        self.reads_prefix_cache = req.reads_prefix_cache
 
 
 class StepDraft:
@@ -105,17 +121,20 @@ class StepDraft:
         external_tokens: int = 0,
         admission: bool = False,
         beside_others: bool = False,
+        num_settled_tokens: int | None = None,
     ) -> bool:
         """Take `n` tokens after `req.num_computed_tokens`, blocks for them, and what the constraints count.
 
-        False, and nothing is taken, when there are no blocks. `n` was capped before.
+        False, and nothing is taken, when there are no blocks. `n` was capped before. With `num_settled_tokens`,
+        blocks that a window has passed go back only as if no more than so many tokens were computed.
         """
         start, room = req.num_computed_tokens, req.num_reserved_tokens
         reservation = None
         if admission or start + n > room:
+            settled = start if num_settled_tokens is None else num_settled_tokens
             reservation = self._kv.reserve(
-                req,
-                n,
+                req if settled == start else _Settled(req, settled),
+                n + start - settled,
                 hit=hit,
                 external_tokens=external_tokens,
                 admission=admission,

@@ -24,15 +24,17 @@ log = logging.getLogger(__name__)
 
 
 class Flight:
-    """A plan that was submitted and has not come back: its rows, when it was made, and which parts are late.
+    """A plan that was submitted and has not come back: its rows and where they start, when it was made, and which
+    parts are late.
 
     Owns: nothing that changes.
     """
 
-    __slots__ = ("late", "made_s", "rows")
+    __slots__ = ("late", "made_s", "rows", "starts")
 
-    def __init__(self, rows: list[Request], late: tuple[ControlPart, ...], made_s: float) -> None:
+    def __init__(self, rows: list[Request], starts: list[int], late: tuple[ControlPart, ...], made_s: float) -> None:
         self.rows = rows
+        self.starts = starts
         self.late = late
         self.made_s = made_s
 
@@ -306,6 +308,13 @@ class Ledger:
         self.kv.retire(seq)
         self.stuck = False
         return self.flights.pop(seq)
+
+    def num_settled_tokens(self, req: Request) -> int:
+        """Computed tokens that no step in flight computes."""
+        for seq, flight in self.flights.items():
+            if seq >= req.valid_from and req in flight.rows:
+                return flight.starts[flight.rows.index(req)]
+        return req.num_computed_tokens
 
     def take_deltas(self) -> list[RequestDelta]:
         """What waits for the next outputs."""

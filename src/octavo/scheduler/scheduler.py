@@ -158,7 +158,9 @@ class Scheduler:
         n = self._cap(req, n, rules, in_prompt, draft)
         if n <= 0:
             return True
-        if not draft.try_add(req, n, in_prompt=in_prompt, constraints=rules):
+        # A part may fill blocks out of order: those a window has passed are safe only once no step in flight reads them.
+        settled = self.ledger.num_settled_tokens(req) if self._parts else req.num_computed_tokens
+        if not draft.try_add(req, n, in_prompt=in_prompt, constraints=rules, num_settled_tokens=settled):
             return False
         self._tell_reserved(req, draft)
         if in_prompt and req.num_computed_tokens >= req.num_tokens:
@@ -191,6 +193,8 @@ class Scheduler:
         if found is None:
             self._order.skip()
             return True
+        if not self._room_beside_prompts(req, found):
+            return self._make_room(req)
         if found.wait and found.part is not None:
             return self._park(req, found, found.part)
         if not req.holds_blocks:
@@ -282,6 +286,19 @@ class Scheduler:
         for part in self._parts:
             part.after_reserve(req, blocks, external_tokens if part is filler else 0)
 
+    def _room_beside_prompts(self, req: Request, found: _Found) -> bool:
+        """Would the prompts under way still find their blocks? Else one chunk at a time too many are let in (SCH-24).
+
+        Only where every token needs a place in one group: how much windows hold is the manager's to know.
+        """
+        in_prompt = self.ledger.in_prompt
+        if not in_prompt or self._num_groups != 1:
+            return True
+        size = self._hash_block_size
+        owed = sum(max(0, -(-(each.num_tokens - each.num_reserved_tokens) // size)) for each in in_prompt)
+        own = -(-(req.num_tokens - max(found.local, req.num_reserved_tokens)) // size)
+        return owed + own <= self._kv.num_free_blocks
+
     def _make_room(self, req: Request) -> bool:
         """The head of the queue found no blocks. True: look at the queue again; False: it must wait."""
         ledger = self.ledger
@@ -325,7 +342,7 @@ class Scheduler:
         self._seq = draft.seq
         ledger.finished_slots.clear()
         ledger.preempted_slots.clear()
-        ledger.flights[draft.seq] = Flight(draft.rows, tuple(part for part, _ in late), self._clock())
+        ledger.flights[draft.seq] = Flight(draft.rows, draft.starts, tuple(part for part, _ in late), self._clock())
         if self._debug:
             ledger.check()
         return plan
