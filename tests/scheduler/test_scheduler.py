@@ -11,7 +11,7 @@ from octavo.base.types import FinishReason, RequestState
 from octavo.scheduler.draft import StepDraft
 from octavo.scheduler.request import Request
 from octavo.scheduler.seams import Absorbed, Late, Match, NullPart, Readiness, Retry
-from tests.simulate.world import Setup, World, full
+from tests.simulate.world import Setup, World, full, window
 
 LONG = tuple(i % 50 for i in range(1900))
 
@@ -549,6 +549,20 @@ def test_waiting_requests_do_not_deadlock_over_each_others_blocks() -> None:
     part.deadline = part.share = None
     world.drain(300)
     assert all(len(world.told[name].tokens) == 15 for name in names)
+
+
+@pytest.mark.parametrize("with_part", [False, True])
+def test_blocks_a_window_has_passed_wait_for_steps_in_flight_if_a_part_may_refill_them(with_part: bool) -> None:
+    """SCH-32: a load does not wait its turn among the steps, so it must not get a block that one still reads."""
+    parts = (Recorder(),) if with_part else ()
+    world = World(Setup(specs=(full(), window(5)), depth=2, max_tokens=16), parts=parts)
+    world.add(prompt(48), max_tokens=2, eos=False)
+    world.scheduler.schedule()
+    first = world.kv.blocks("r0")[1]
+    plan = world.scheduler.schedule()
+    assert plan is not None and plan.batch.starts.tolist() == [16]
+    kept = [block for block in first if block in world.kv.blocks("r0")[1]]
+    assert (kept == list(first)) is with_part
 
 
 # ---- the loop's questions -------------------------------------------------------------------

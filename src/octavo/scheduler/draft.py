@@ -11,8 +11,7 @@ import numpy as np
 
 from octavo.base.step import BatchPlan, Ints, NewRow, PlanPart, Ragged, StepPlan, as_ints
 from octavo.kvcache.manager import KVCacheManager, PrefixHit, Reservation
-from octavo.scheduler.request import Request
-from octavo.scheduler.seams import Constraint
+from octavo.scheduler.request import Request, Rule
 
 
 class TokenBudget:
@@ -57,7 +56,7 @@ class Take:
         self.in_prompt = in_prompt
         self.reserved = reserved  # the room its blocks had before
         self.reservation: Reservation | None = None
-        self.constraints: tuple[Constraint, ...] = ()
+        self.constraints: tuple[Rule, ...] = ()
 
 
 class _Settled:
@@ -116,7 +115,7 @@ class StepDraft:
         n: int,
         *,
         in_prompt: bool = False,
-        constraints: tuple[Constraint, ...] = (),
+        constraints: tuple[Rule, ...] = (),
         hit: PrefixHit | None = None,
         external_tokens: int = 0,
         admission: bool = False,

@@ -11,7 +11,7 @@ The counters obey, at every moment, for a request that is alive (checked by `che
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, overload
+from typing import Any, Protocol, overload
 
 from octavo.base.errors import ContextLengthError
 from octavo.base.outputs import RequestTimes
@@ -19,10 +19,19 @@ from octavo.base.requests import EngineRequest
 from octavo.base.types import RequestState, check_transition
 from octavo.kvcache.hashing import BlockHash, HashChain
 
-if TYPE_CHECKING:
-    from octavo.scheduler.seams import Constraint
-
 NEVER = 1 << 62  # a step number that does not come
+
+
+class Rule(Protocol):
+    """What is kept of a constraint that applies to a request; by shape, see `seams.Constraint`."""
+
+    limits_decode: bool
+
+    def admits(self, req: "Request", draft: Any) -> bool: ...
+    def cap(self, req: "Request", n: int, draft: Any) -> int: ...
+    def commit(self, req: "Request", n: int, draft: Any) -> None: ...
+    def undo(self, req: "Request", draft: Any) -> None: ...
+    def forget(self, req: "Request") -> None: ...
 
 
 class TokensView(Sequence[int]):
@@ -156,8 +165,8 @@ class Request:
         self.num_prompt_scored = 1  # position 0 has nothing before it and is never scored
         # ---- where it stands
         self.key: tuple[float, ...] = ()
-        self.constraints: tuple[Constraint, ...] = ()
-        self.decode_constraints: tuple[Constraint, ...] = ()
+        self.constraints: tuple[Rule, ...] = ()
+        self.decode_constraints: tuple[Rule, ...] = ()
         self.waits_for: set[str] = set()
         self.holds_blocks = False
         self.promised_tokens = 0

@@ -20,7 +20,7 @@ from octavo.scheduler.draft import StepDraft, TokenBudget
 from octavo.scheduler.ledger import Flight, Ledger
 from octavo.scheduler.limits import MAX_PROMPTS_SIDE_BY_SIDE, SchedulerLimits, fair_chunk
 from octavo.scheduler.order import Order
-from octavo.scheduler.request import Request
+from octavo.scheduler.request import Request, Rule
 from octavo.scheduler.seams import Constraint, ControlPart, Late, Retry
 
 
@@ -168,7 +168,7 @@ class Scheduler:
             req.steady = not req.decode_constraints
         return True
 
-    def _cap(self, req: Request, n: int, rules: tuple[Constraint, ...], in_prompt: bool, draft: StepDraft) -> int:
+    def _cap(self, req: Request, n: int, rules: tuple[Rule, ...], in_prompt: bool, draft: StepDraft) -> int:
         n = draft.budget.cap(n, req.num_drafts, in_prompt)
         for rule in rules:
             if n <= 0:
@@ -193,8 +193,6 @@ class Scheduler:
         if found is None:
             self._order.skip()
             return True
-        if not self._room_beside_prompts(req, found):
-            return self._make_room(req)
         if found.wait and found.part is not None:
             return self._park(req, found, found.part)
         if not req.holds_blocks:
@@ -285,19 +283,6 @@ class Scheduler:
             return
         for part in self._parts:
             part.after_reserve(req, blocks, external_tokens if part is filler else 0)
-
-    def _room_beside_prompts(self, req: Request, found: _Found) -> bool:
-        """Would the prompts under way still find their blocks? Else one chunk at a time too many are let in (SCH-24).
-
-        Only where every token needs a place in one group: how much windows hold is the manager's to know.
-        """
-        in_prompt = self.ledger.in_prompt
-        if not in_prompt or self._num_groups != 1:
-            return True
-        size = self._hash_block_size
-        owed = sum(max(0, -(-(each.num_tokens - each.num_reserved_tokens) // size)) for each in in_prompt)
-        own = -(-(req.num_tokens - max(found.local, req.num_reserved_tokens)) // size)
-        return owed + own <= self._kv.num_free_blocks
 
     def _make_room(self, req: Request) -> bool:
         """The head of the queue found no blocks. True: look at the queue again; False: it must wait."""
