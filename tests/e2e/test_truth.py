@@ -24,12 +24,13 @@ def blocks_for(sequences: float, tokens: int, block_size: int = 16) -> int:
     return int(sequences * -(-tokens // block_size))
 
 
-def run(path: Path, texts: list[str], length: int, logprobs: int | None = None, **options: Any):
-    """Outputs of one engine for these texts, and its statistics."""
+def run(path: Path, texts: list[str], length: int, logprobs: int | None = None, repeat: int = 1, **options: Any):
+    """Outputs of one engine for these texts, and its statistics; with `repeat`, those of the last time."""
     settings = {"dtype": "float32", "block_size": 16, "max_model_len": 1024, **options}
     with LLM(model=str(path), **settings) as llm:
         params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, logprobs=logprobs)
-        outputs = llm.generate(texts, params)
+        for _ in range(repeat):
+            outputs = llm.generate(texts, params)
         return outputs, llm.stats()
 
 
@@ -39,7 +40,7 @@ def variants(texts: int, longest: int) -> dict[str, dict[str, Any]]:
     return {
         "one batch": {"max_num_seqs": 32},
         "chunked": {"max_num_batched_tokens": 64},
-        "prefix cache": {"enable_prefix_caching": True},
+        "prefix cache": {"enable_prefix_caching": True, "repeat": 2},
         "preempted": {"num_kv_blocks": few, "max_model_len": longest + 16},
         "together": {
             "max_num_seqs": 32, "max_num_batched_tokens": 64, "num_kv_blocks": few, "max_model_len": longest + 16,
