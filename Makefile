@@ -4,7 +4,7 @@ BIN := .venv/bin
 MODEL ?=
 ARGS ?=
 
-.PHONY: help venv dev serve test test-slow check format bench-scheduler clean
+.PHONY: help venv dev serve test test-slow check docs format bench-scheduler clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -29,7 +29,11 @@ check: dev ## format, lint, strict types, layer contract, torch-free control pla
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest tests/architecture
+	@$(BIN)/python scripts/options_page.py --check
 	@$(BIN)/python scripts/size_report.py
+
+docs: dev ## write docs/options.md from the schema
+	@$(BIN)/python scripts/options_page.py
 
 format: dev ## format and fix what can be fixed
 	@$(BIN)/ruff format .

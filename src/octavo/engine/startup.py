@@ -217,6 +217,7 @@ def _assemble(
         max_num_batched_tokens=batched,
         max_model_len=max_len,
         long_prefill_token_threshold=sched.long_prefill_token_threshold,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
     )
     scheduler = Scheduler(
         limits=limits,

@@ -23,6 +23,7 @@ from octavo.entrypoints.commands.console import progress, summary
 from octavo.entrypoints.http.app import create_app
 from octavo.entrypoints.http.gate import Gate
 from octavo.observe.log import configure_logging
+from octavo.serving.info import EngineInfo
 from octavo.serving.startup import OnlineFront, open_online
 
 WATCH_S = 0.25
@@ -37,11 +38,19 @@ def run(call: Call) -> int:
     with contextlib.closing(bind(server.host, server.port)) as listener:
         online = open_online(call.given, show, call.env)
         try:
-            for line in summary(online.report):
+            for line in [*summary(online.report), sampling_line(online.front.info)]:
                 show(line)
             return asyncio.run(_serve(online, server, listener))
         finally:
             online.close()
+
+
+def sampling_line(info: EngineInfo) -> str:
+    """Which sampling defaults are in force (INP-22)."""
+    if not info.default_sampling:
+        return "sampling defaults: neutral (temperature 1, nothing cut)"
+    values = ", ".join(f"{name} {value}" for name, value in info.default_sampling.items())
+    return f"sampling defaults from the model: {values} (--generation-config neutral turns them off)"
 
 
 def bind(host: str, port: int) -> socket.socket:
