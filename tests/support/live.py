@@ -118,8 +118,10 @@ def live(model: Path, **options: Any) -> Iterator[Live]:
         app = create_app(online.front, server_config(given))
         with serve_app(app, before=engine.start, after=engine.stop) as url:
             server = Live(url, online.front.info.served_names[0])
-            yield server
-            server.http.close()
+            try:
+                yield server
+            finally:
+                server.http.close()
     finally:
         online.close()
 
@@ -146,8 +148,10 @@ def spawn(*args: str, env: dict[str, str] | None = None, start_s: float = 120.0)
     try:
         assert ready.wait(start_s) and found, "".join(lines)
         server = Live(found[0][1], found[0][2], process)
-        yield server
-        server.http.close()
+        try:
+            yield server
+        finally:
+            server.http.close()
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
