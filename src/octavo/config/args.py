@@ -22,13 +22,22 @@ import yaml
 
 from octavo.base.errors import ConfigError
 from octavo.config.env import Env
-from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from octavo.config.schema import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+    PluginConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 
 ENGINE_SECTIONS: dict[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "device": DeviceConfig,
+    "plugins": PluginConfig,
 }
 SERVER_SECTIONS: dict[str, type] = {**ENGINE_SECTIONS, "server": ServerConfig}
 
@@ -281,6 +290,7 @@ def engine_config(given: Given) -> EngineConfig:
         cache=_section(CacheConfig, given),
         scheduler=_section(SchedulerConfig, given),
         device=_section(DeviceConfig, given),
+        plugins=_section(PluginConfig, given),
     )
 
 

@@ -28,7 +28,7 @@ class ModelConfig:
     )
     dtype: str = option(
         "auto",
-        "Type to compute in; auto takes the checkpoint's, and bfloat16 for a float32 one on a device that has it.",
+        "Type to compute in; auto is bfloat16 where the device computes it, else float32.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     max_model_len: int | None = option(None, "Longest prompt plus answer; the model's own limit, fitted to the memory.", unit="tokens", kind="count")  # fmt: skip
@@ -84,10 +84,17 @@ class SchedulerConfig:
 class DeviceConfig:
     """Where and how it computes."""
 
-    device: str = option("auto", "Device to run on.", choices=("auto", "cpu", "cuda"))
+    device: str = option("auto", "Device to run on: auto, cpu, cuda, or one that a plugin brings.")
     num_threads: int | None = option(None, "Compute threads; the cores this process may use when not given.", unit="threads")  # fmt: skip
     attention_backend: str | None = option(None, "Attention backend by name; the first that fits when not given.")
     multiprocessing: bool = option(True, "Run the engine core in a process of its own (--no-multiprocessing to debug).")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginConfig:
+    """Installed packages that extend the engine; OCTAVO_PLUGINS selects them."""
+
+    require_plugin: tuple[str, ...] | None = option(None, "Plugin without which the start fails; may be repeated.", kind="list")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +121,7 @@ class EngineConfig:
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     device: DeviceConfig = DeviceConfig()
+    plugins: PluginConfig = PluginConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from octavo.config.schema import EngineConfig
 from octavo.engine.client import CallTable
 from octavo.engine.loop import EngineLoop
 from octavo.engine.startup import StartupReport, build_core
+from octavo.plugins.general import load_general
 
 POLL_MS = 200
 STOP_TIMEOUT_S = 20.0
@@ -46,6 +47,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     folder: str  # where the socket files are
     sources: dict[str, str] = {}
     sample_vocab_size: int | None = None
+    plugins: tuple[str, ...] | None = ()
     debug: bool = False
 
 
@@ -114,11 +116,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     code = 1
     try:
+        load_general(boot.plugins, boot.config.plugins.require_plugin or (), lambda line: sender.send(Log(line)))
         started = build_core(
             boot.config,
             lambda line: sender.send(Log(line)),
             sources=boot.sources,
             sample_vocab_size=boot.sample_vocab_size,
+            plugins=boot.plugins,
         )
         loop = EngineLoop(
             started.core,
@@ -211,6 +215,7 @@ class SocketClient:
         *,
         sources: Mapping[str, str] | None = None,
         sample_vocab_size: int | None = None,
+        plugins: tuple[str, ...] | None = (),
         debug: bool = False,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="octavo-"))
@@ -234,6 +239,7 @@ class SocketClient:
             folder=str(self._folder),
             sources=dict(sources or {}),
             sample_vocab_size=sample_vocab_size,
+            plugins=plugins,
             debug=debug,
         )
         self._child = _spawn(boot)

@@ -80,6 +80,7 @@ def build_core(
     parts: Sequence[ControlPart] = (),
     executor: Executor | None = None,
     sample_vocab_size: int | None = None,
+    plugins: tuple[str, ...] | None = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Started:
     """Bring an engine up. `config.model.model` is a path by now.
@@ -90,12 +91,12 @@ def build_core(
         raise ConfigError("no model was given; name a folder, a GGUF file or a model to pull.")
     seconds: dict[str, float] = {}
     facts = read_model_facts(config.model.model)
-    executor = executor or executors().load("uni")(config.device.device)
+    executor = executor or executors().load("uni")(config.device.device, plugins=plugins)
     try:
         with _timed(seconds, "probe"):
             device = executor.probe()
         resolved = resolve(config, facts, device, sources)
-        worker = worker_config(resolved.config, facts, sample_vocab_size)
+        worker = worker_config(resolved.config, facts, sample_vocab_size, plugins)
         with _timed(seconds, "load"):
             loaded = executor.load(worker, progress)
         progress(f"weights: {_size(loaded.weight_bytes)} in {seconds['load']:.1f} s")
@@ -117,7 +118,12 @@ def build_core(
         raise
 
 
-def worker_config(config: EngineConfig, facts: ModelFacts, sample_vocab_size: int | None = None) -> WorkerConfig:
+def worker_config(
+    config: EngineConfig,
+    facts: ModelFacts,
+    sample_vocab_size: int | None = None,
+    plugins: tuple[str, ...] | None = (),
+) -> WorkerConfig:
     """A worker's share of a resolved configuration."""
     return WorkerConfig(
         facts=facts,
@@ -131,6 +137,7 @@ def worker_config(config: EngineConfig, facts: ModelFacts, sample_vocab_size: in
         device=config.device.device,
         attention_backend=config.device.attention_backend,
         seed=config.model.seed,
+        plugins=plugins,
         sample_vocab_size=sample_vocab_size,
     )
 

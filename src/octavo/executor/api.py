@@ -28,6 +28,7 @@ class WorkerConfig:
     device: str
     attention_backend: str | None
     seed: int
+    plugins: tuple[str, ...] | None = ()  # installed packages that may bring architectures and backends; None: all
     sample_vocab_size: int | None = None  # ids from here on are never sampled; None: the model's whole vocabulary
 
 

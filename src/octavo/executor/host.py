@@ -20,15 +20,15 @@ from octavo.worker.worker import Worker, WorkerLimits, WorkerSeams
 Progress = Callable[[str], None]
 
 
-def probe(device: str) -> DeviceFacts:
+def probe(device: str, plugins: tuple[str, ...] | None = ()) -> DeviceFacts:
     """Facts of a device by kind; "auto" takes the best there is."""
-    return platforms.probe(device)
+    return platforms.probe(device, plugins)
 
 
 def make_worker(config: WorkerConfig) -> "HostedWorker":
     """A worker on the platform that `config.device` names, with the features that are installed."""
-    facts = platforms.probe(config.device)
-    return HostedWorker(config, facts, prober=lambda: platforms.probe(config.device))
+    facts = probe(config.device, config.plugins)
+    return HostedWorker(config, facts, prober=lambda: probe(config.device, config.plugins))
 
 
 def describe(config: WorkerConfig) -> LoadReport:
@@ -37,10 +37,11 @@ def describe(config: WorkerConfig) -> LoadReport:
     meta = build_meta(
         config.facts,
         dtype=config.dtype,
-        device_facts=platforms.probe(config.device),
+        device_facts=probe(config.device, config.plugins),
         max_model_len=config.max_model_len,
         attention_backend=config.attention_backend,
         block_size=config.block_size,
+        plugins=config.plugins,
     )
     return LoadReport(
         specs=meta.specs,
@@ -102,6 +103,7 @@ class HostedWorker:
             load_format=config.load_format,
             attention_backend=config.attention_backend,
             block_size=config.block_size,
+            plugins=config.plugins,
             seed=config.seed,
             progress=progress,
             clock=self._clock,

@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -90,11 +91,12 @@ class UniprocExecutor:
         device: str = "auto",
         *,
         make: Callable[[WorkerConfig], host.HostedWorker] = host.make_worker,
-        prober: Callable[[str], DeviceFacts] = host.probe,
+        prober: Callable[[str], DeviceFacts] | None = None,
+        plugins: tuple[str, ...] | None = (),
     ) -> None:
         self._device = device
         self._make = make
-        self._prober = prober
+        self._prober = prober or partial(host.probe, plugins=plugins)
         self._worker: host.HostedWorker | None = None
         self._failure: BaseException | None = None
         self._stopped = False

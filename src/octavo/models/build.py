@@ -18,12 +18,12 @@ from torch import nn
 
 from octavo.attention.api import Need
 from octavo.attention.layer import Attention, AttentionFactory
-from octavo.attention.select import choose, choose_block_size
+from octavo.attention.select import backends, choose, choose_block_size
 from octavo.base.errors import LoadError
 from octavo.config.facts import DeviceFacts, ModelFacts
 from octavo.distributed.context import ParallelContext
 from octavo.distributed.group import split_evenly
-from octavo.models.registry import resolve
+from octavo.models.registry import architectures, resolve
 from octavo.ops.registry import OpRegistry, Ops
 from octavo.quant.api import LinearScheme, detect
 
@@ -115,6 +115,7 @@ class BuildContext:
     attention: AttentionFactory
     ops: Ops
     max_model_len: int  # tokens
+    plugins: tuple[str, ...] | None = ()  # installed packages that may bring architectures; None: all
 
     def need(self, layer: int) -> Need:
         """What layer `layer`'s attention asks of a backend, on this rank."""
@@ -150,16 +151,19 @@ def build_context(
     max_model_len: int,
     attention_backend: str | None = None,
     block_size: int | None = None,
+    plugins: tuple[str, ...] | None = (),
 ) -> BuildContext:
     """Choose operators, weight scheme, attention backend and block size for a model on a device.
 
-    `device` is where it is built ("meta" included), `device_facts` describe where it will run.
+    `device` is where it is built ("meta" included), `device_facts` describe where it will run. `plugins` may
+    bring architectures and attention backends (None: all that are installed).
     Raises `ConfigError` when something asked for cannot be served.
     """
     ops = OpRegistry().bind(device_facts, dtype)
     windows = {window_of(facts, layer) for layer in range(facts.num_layers)}
     needs = [attention_need(facts, dtype, parallel, window) for window in sorted(windows, key=lambda w: w or 0)]
-    backend = choose([replace(need, block_size=block_size) for need in needs], attention_backend, device_facts)
+    wanted = [replace(need, block_size=block_size) for need in needs]
+    backend = choose(wanted, attention_backend, device_facts, backends(plugins))
     size = choose_block_size([backend], block_size)
     return BuildContext(
         facts=facts,
@@ -170,6 +174,7 @@ def build_context(
         attention=AttentionFactory(backend=backend, device=device_facts, ops=ops, block_size=size, kv_dtype=dtype),
         ops=ops,
         max_model_len=max_model_len,
+        plugins=plugins,
     )
 
 
@@ -178,7 +183,7 @@ def build_model(ctx: BuildContext) -> nn.Module:
 
     It satisfies `Model`. Raises `LoadError` for an unknown architecture.
     """
-    cls = resolve(ctx.facts.architecture)
+    cls = resolve(ctx.facts.architecture, architectures(ctx.plugins))
     with torch.device(ctx.device):
         model: nn.Module = cls(ctx)
     return model.eval()

@@ -30,7 +30,7 @@ from octavo.models.build import (
     place,
     wanted,
 )
-from octavo.models.registry import resolve
+from octavo.models.registry import architectures, resolve
 from octavo.models.weights import StoredTensor, open_checkpoint
 
 Progress = Callable[[str], None]
@@ -87,6 +87,7 @@ def load_model(
     load_format: str = "auto",
     attention_backend: str | None = None,
     block_size: int | None = None,
+    plugins: tuple[str, ...] | None = (),
     seed: int = 0,
     progress: Progress = _silent,
     clock: Callable[[], float] = time.perf_counter,
@@ -97,12 +98,12 @@ def load_model(
     `ConfigError` for settings that cannot be served.
     """
     started = clock()
-    ctx = _meta_context(facts, dtype, device_facts, parallel, max_model_len, attention_backend, block_size)
+    ctx = _meta_context(facts, dtype, device_facts, parallel, max_model_len, attention_backend, block_size, plugins)
     model = build_model(ctx)
     notes: tuple[str, ...] = ()
     places: Sequence[tuple[StoredTensor, Target]] = ()
     if load_format != "dummy":
-        weight_map = _weight_map(facts)
+        weight_map = _weight_map(facts, plugins)
         stored = open_checkpoint(facts, weight_map.gguf, load_format)
         places, notes = check_checkpoint(model, facts, weight_map, stored)
     for note in notes:
@@ -133,9 +134,10 @@ def build_meta(
     parallel: ParallelContext | None = None,
     attention_backend: str | None = None,
     block_size: int | None = None,
+    plugins: tuple[str, ...] | None = (),
 ) -> MetaModel:
     """What the model needs on a device, from the layers themselves, without reading weights or using memory."""
-    ctx = _meta_context(facts, dtype, device_facts, parallel, max_model_len, attention_backend, block_size)
+    ctx = _meta_context(facts, dtype, device_facts, parallel, max_model_len, attention_backend, block_size, plugins)
     model = build_model(ctx)
     return MetaModel(specs=_specs(model), weight_bytes=tensor_bytes(model), backend=ctx.attention.backend)
 
@@ -148,8 +150,9 @@ def _meta_context(
     max_model_len: int,
     attention_backend: str | None,
     block_size: int | None,
+    plugins: tuple[str, ...] | None,
 ) -> BuildContext:
-    resolve(facts.architecture)  # an unknown architecture is said before anything else
+    resolve(facts.architecture, architectures(plugins))  # an unknown architecture is said before anything else
     return build_context(
         facts,
         dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype,
@@ -159,6 +162,7 @@ def _meta_context(
         max_model_len=max_model_len,
         attention_backend=attention_backend,
         block_size=block_size,
+        plugins=plugins,
     )
 
 
@@ -172,8 +176,8 @@ def _specs(model: nn.Module) -> tuple[KVSpec, ...]:
     return tuple(layer.spec for layer in model.attention_layers)  # type: ignore[union-attr]
 
 
-def _weight_map(facts: ModelFacts) -> WeightMap:
-    found: WeightMap = resolve(facts.architecture).weight_map(facts)
+def _weight_map(facts: ModelFacts, plugins: tuple[str, ...] | None) -> WeightMap:
+    found: WeightMap = resolve(facts.architecture, architectures(plugins)).weight_map(facts)
     return found
 
 

@@ -99,9 +99,9 @@ def find_platform(device: str = "auto", registry: Registry[type[Platform]] | Non
     raise ConfigError(f"this machine has none of the devices {', '.join(registry.names())}")
 
 
-def probe(device: str = "auto") -> DeviceFacts:
+def probe(device: str = "auto", plugins: tuple[str, ...] | None = ()) -> DeviceFacts:
     """Facts of the device that `device` means; raises `ConfigError` as `find_platform` does."""
-    return find_platform(device).facts()
+    return find_platform(device, platforms(plugins)).facts()
 
 
 def torch_attribute(device_type: str, name: str) -> Any:

@@ -25,6 +25,7 @@ from octavo.inputs.limits import Limits
 from octavo.inputs.renderer import Renderer
 from octavo.inputs.tokenizer import Tokenizer, load_tokenizer
 from octavo.observe.stats import StatsBook
+from octavo.plugins.general import load_general
 from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.front import Front
 from octavo.serving.info import EngineInfo
@@ -81,6 +82,7 @@ class OnlineFront:
 def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
     """Find (or pull) the model and load what concerns text; nothing here is slow but a pull."""
     config = engine_config(given)
+    load_general(env.plugins, config.plugins.require_plugin or (), progress)
     name = config.model.model or EMBEDDED_NAME
     path = pull_model(name, env.cache_dir, progress)
     facts = read_model_facts(str(path))
@@ -123,10 +125,17 @@ def start_client(
     vocab = prepared.tokenizer.vocab_size
     if separate:
         client = SocketClient(
-            prepared.config, progress, sources=prepared.sources, sample_vocab_size=vocab, debug=env.debug
+            prepared.config,
+            progress,
+            sources=prepared.sources,
+            sample_vocab_size=vocab,
+            plugins=env.plugins,
+            debug=env.debug,
         )
         return client, client.wait_ready()
-    started = build_core(prepared.config, progress, sources=prepared.sources, sample_vocab_size=vocab)
+    started = build_core(
+        prepared.config, progress, sources=prepared.sources, sample_vocab_size=vocab, plugins=env.plugins
+    )
     return InprocClient(started.core), started.report
 
 

@@ -102,6 +102,11 @@ COMMANDS: dict[str, Command] = {
         run="octavo.entrypoints.commands.explain_config:run",
         sections=SERVER_SECTIONS,
     ),
+    "plugins": Command(
+        help="list every plugin that is installed, with its state and error",
+        run="octavo.entrypoints.commands.plugins:run",
+        positional_model=False,
+    ),
     "collect-env": Command(
         help="print what a bug report needs to know of this machine",
         run="octavo.entrypoints.commands.collect_env:run",

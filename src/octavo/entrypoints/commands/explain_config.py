@@ -20,7 +20,7 @@ def run(call: Call) -> int:
     """Print one line a setting: name, value, where it comes from, and why."""
     config = engine_config(call.given)
     path = pull_model(config.model.model or EMBEDDED_NAME, call.env.cache_dir, progress())
-    executor = executors().load("uni")(config.device.device)
+    executor = executors().load("uni")(config.device.device, plugins=call.env.plugins)
     try:
         device = executor.probe()
     finally:
@@ -28,7 +28,7 @@ def run(call: Call) -> int:
     resolved = resolve(config, read_model_facts(str(path)), device, call.given.sources)
     reasons = {d.field.split(".")[1]: d.why for d in resolved.decisions}
     values = {"server": server_config(call.given)} | {
-        name: getattr(resolved.config, name) for name in ("model", "cache", "scheduler", "device")
+        name: getattr(resolved.config, name) for name in ("model", "cache", "scheduler", "device", "plugins")
     }
     rows = [("setting", "value", "source", "reason")]
     for name, option in options(SERVER_SECTIONS).items():

@@ -31,11 +31,11 @@ def run(call: Call) -> int:
     config = engine_config(call.given)
     path = pull_model(config.model.model or EMBEDDED_NAME, call.env.cache_dir, progress())
     facts = read_model_facts(str(path))
-    executor = executors().load("uni")(config.device.device)
+    executor = executors().load("uni")(config.device.device, plugins=call.env.plugins)
     try:
         device = _device(executor.probe(), call.arguments.memory)
         resolved = resolve(config, facts, device, call.given.sources)
-        described = executor.describe(worker_config(resolved.config, facts))
+        described = executor.describe(worker_config(resolved.config, facts, plugins=call.env.plugins))
     finally:
         executor.stop()
     plan = make_plan(config, resolved, described, device, _lengths(call.arguments.lengths))
