@@ -1,6 +1,7 @@
 """Masks, bias and penalties, one by one; their order is tested with the sampler."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,27 @@ def test_counts_kept_token_by_token_equal_a_recount(
         found = {int(i): int(c) for i, c in zip(counts.ids, counts.counts, strict=True)}
         listed = set(output) | (set(prompt) if with_prompt else set())
         assert found == {t: output.count(t) for t in listed}
+
+
+@pytest.mark.parametrize("num_prompt", [0, 63, 64, 65])
+def test_an_answer_may_hold_any_number_of_different_tokens(num_prompt: int) -> None:
+    tokens, counts = np.arange(400, dtype=np.int32), TokenCounts(with_prompt=True)
+    for length in range(num_prompt, 300):
+        counts.update(tokens[:length], num_prompt)
+    assert counts.ids.tolist() == list(range(299))
+    assert counts.counts.tolist() == [float(i >= num_prompt) for i in range(299)]
+
+
+@pytest.mark.parametrize("penalty", [1e-300, 1e-45, 1e-30, 100.0])
+def test_no_repetition_penalty_makes_a_row_infinite_or_nan(penalty: float) -> None:
+    x = torch.tensor([[1e9, -1e9, 0.0, -torch.inf, 1.0]])
+    counts = TokenCounts(with_prompt=True)
+    counts.update(np.array([0, 1, 2, 3], dtype=np.int32), 4)
+    one, none = np.array([penalty], dtype=np.float32), np.zeros(1, dtype=np.float32)
+    with np.errstate(all="ignore"):  # as the sampler does
+        penalize(x, np.array([0]), (counts,), one, none, none)
+    assert torch.isfinite(x[0, [0, 1, 2, 4]]).all()
+    assert x[0, 3] == -torch.inf, "forbidden stays forbidden"
 
 
 def test_penalties_follow_the_definition_and_leave_other_tokens_alone() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 Ids = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
 
+LARGEST = 1e38  # a logit that a small penalty divides stays finite
 _BULK = 16  # from this many new tokens on, counting them with numpy is cheaper than one by one
 
 
@@ -52,7 +53,8 @@ class TokenCounts:
         self._seen = len(tokens)
         if len(new) < _BULK:
             for token in new.tolist():
-                self._counts[self._place(token)] += 1.0
+                place = self._place(token)  # first: it may put a longer array in place of this one
+                self._counts[place] += 1.0
         else:
             ids, counts = np.unique(new, return_counts=True)
             self._add(ids, counts)
@@ -119,7 +121,8 @@ def penalize(
 ) -> None:
     """Repetition (prompt and output), then frequency and presence (output). Arrays are one entry a row.
 
-    Repetition as in Keskar et al. 2019 (CTRL): positive logits are divided, negative ones multiplied.
+    Repetition as in Keskar et al. 2019 (CTRL): positive logits are divided, negative ones multiplied; no finite
+    logit becomes infinite.
     Ids beyond the logits' width (a prompt may hold them) are passed over.
     """
     ids = np.concatenate([c.ids for c in counts])
@@ -129,15 +132,15 @@ def penalize(
         inside = ids < logits.shape[1]
         ids, times, line = ids[inside], times[inside], line[inside]
     fixed = frequency[line] * times + presence[line] * (times > 0)
-    factor = repetition[line]
+    factor = np.maximum(repetition[line], np.finfo(np.float32).tiny)  # a penalty that float32 cannot tell from 0
     if logits.device.type == "cpu":  # numpy's indexing of many single elements is several times faster
         host, at = logits.numpy(), (rows[line], ids)
         values = host[at]
-        host[at] = np.where(values > 0, values / factor, values * factor) - fixed
+        host[at] = np.where(values > 0, np.minimum(values / factor, LARGEST), values * factor) - fixed
     else:
         places = _indices(logits, rows[line], ids)
         picked, factors = logits[places], torch.from_numpy(factor).to(logits.device)
-        picked = torch.where(picked > 0, picked / factors, picked * factors)
+        picked = torch.where(picked > 0, (picked / factors).clamp(max=LARGEST), picked * factors)
         logits[places] = picked - torch.from_numpy(fixed).to(logits.device)
 
 
