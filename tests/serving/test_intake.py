@@ -1,6 +1,7 @@
 """From input to engine requests (REQ-5, OUT-7)."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -63,3 +64,34 @@ def test_bad_words_travel_as_ids_and_the_kind_can_be_forced() -> None:
 def test_what_the_model_cannot_serve_is_refused() -> None:
     with pytest.raises(ClientError, match="context"):
         intake().prepare(prompt("hi"), SamplingParams(max_tokens=MAX_LEN), {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "ok"),
+    [
+        ({"allowed_token_ids": [1], "min_tokens": 1}, False),
+        ({"allowed_token_ids": [1], "min_tokens": 1, "ignore_eos": True}, True),
+        ({"allowed_token_ids": [1], "min_tokens": 0}, True),
+        ({"allowed_token_ids": [1, 5], "min_tokens": 1}, True),
+        ({"allowed_token_ids": [1, 5], "min_tokens": 1, "stop_token_ids": [5]}, False),
+        ({"allowed_token_ids": [1], "min_tokens": 0, "max_tokens": 0, "prompt_logprobs": 0}, True),
+        ({"stop_token_ids": "all", "min_tokens": 1}, False),
+        ({"stop_token_ids": "all", "min_tokens": 0}, True),
+    ],
+    ids=str,
+)
+def test_a_request_that_leaves_no_token_is_the_client_s_mistake(fields: dict[str, Any], ok: bool) -> None:
+    if fields.get("stop_token_ids") == "all":
+        fields = {**fields, "stop_token_ids": range(limits().vocab_size)}
+    if ok:
+        intake().prepare(prompt("hi"), SamplingParams(**fields), {})
+        return
+    with pytest.raises(ClientError, match="no token is left") as caught:
+        intake().prepare(prompt("hi"), SamplingParams(**fields), {})
+    assert caught.value.param == "min_tokens"
+
+
+def test_bad_words_that_forbid_all_allowed_tokens_are_refused() -> None:
+    ids = [word[0] for word in limits().bad_words_ids(SamplingParams(bad_words=["a"])) if len(word) == 1]
+    with pytest.raises(ClientError, match="no token is left"):
+        intake().prepare(prompt("hi"), SamplingParams(allowed_token_ids=ids, bad_words=["a"]), {})

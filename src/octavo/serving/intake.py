@@ -6,9 +6,10 @@ Does not know: how requests travel or how answers come back.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
+from octavo.base.errors import ClientError
 from octavo.base.params import SamplingParams
 from octavo.base.requests import AdapterRef, EngineRequest, RequestPart
 from octavo.base.types import OutputKind
@@ -86,6 +87,7 @@ class Intake:
         prompt = tuple(input.prompt_token_ids)
         ids = (parent_id,) if params.n == 1 else tuple(f"{parent_id}.{i}" for i in range(params.n))
         bad_words_ids = self._limits.bad_words_ids(params) if params.bad_words else ()
+        _check_choice(params, bad_words_ids, self._info.eos_token_ids, self._limits.vocab_size)
         requests = tuple(
             EngineRequest(
                 request_id=request_id,
@@ -116,6 +118,28 @@ class Intake:
             parsers=options.get("parsers", no_parser),
         )
         return Prepared(opening, requests)
+
+
+def _check_choice(
+    params: SamplingParams, bad_words_ids: Sequence[tuple[int, ...]], eos_token_ids: Sequence[int], vocab_size: int
+) -> None:
+    """Raise `ClientError` when the very first token could not be chosen: the engine could only fail on it."""
+    if not (params.allowed_token_ids or params.bad_words or params.min_tokens) or params.max_tokens == 0:
+        return
+    forbidden = {word[0] for word in bad_words_ids if len(word) == 1}
+    if params.min_tokens:
+        forbidden.update(params.stop_token_ids)
+        forbidden.update(() if params.ignore_eos else eos_token_ids)
+    if params.allowed_token_ids is not None:
+        if not forbidden.issuperset(params.allowed_token_ids):
+            return
+    elif len(forbidden) < vocab_size:
+        return
+    raise ClientError(
+        "no token is left to choose from: bad_words, and stop_token_ids and the end of text before min_tokens, forbid "
+        "every token that may be chosen",
+        param="min_tokens" if params.min_tokens else "bad_words",
+    )
 
 
 def _for_sample(params: SamplingParams, index: int) -> SamplingParams:
