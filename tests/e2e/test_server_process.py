@@ -120,6 +120,14 @@ def test_a_killed_engine_ends_every_stream_with_an_error_and_the_server_with_1(s
     assert wait_exit(server, 10)[0] == 1
 
 
+def test_a_hang_can_be_looked_into(server):
+    (engine,) = children(server.process.pid)
+    for pid in (server.process.pid, engine):
+        os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.5)
+    assert server.text("hello", max_tokens=2), "both go on"
+
+
 def test_the_engine_process_ends_with_a_killed_server(server):
     (engine,) = children(server.process.pid)
     server.process.kill()

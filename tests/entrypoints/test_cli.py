@@ -118,6 +118,10 @@ def too_little_memory(_):
     return [str(checkpoints.tiny_llama()), "--max-model-len", "2048", "--num-kv-blocks", "3", "--block-size", "16"]
 
 
+def too_many_blocks(_):
+    return [str(checkpoints.tiny_llama()), "--num-kv-blocks", "999999999"]
+
+
 def wrong_path(tmp_path):
     return [str(tmp_path / "nothing" / "here")]
 
@@ -136,6 +140,7 @@ def not_a_model(tmp_path):
         (truncated, "model.safetensors"),
         (unknown_architecture, "LlamoForCausalLM"),
         (impossible_memory, "--kv-cache-memory"),
+        (too_many_blocks, "--num-kv-blocks"),
         (too_little_memory, "max_model_len"),
     ],
 )

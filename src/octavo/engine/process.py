@@ -10,6 +10,7 @@ messages: parent PUSH -> child PULL (Submit, Abort, Admin, Bye) and child PUSH -
 EngineOutputs, AdminReply). Frames are those of `base.codec`.
 """
 
+import faulthandler
 import os
 import shutil
 import signal
@@ -107,6 +108,7 @@ class _Sender:
 
 def main() -> int:
     """Run an engine for the parent that started us."""
+    faulthandler.register(signal.SIGUSR1)  # where every thread stands, to standard error (OPS-3)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; Ctrl-C reaches the whole group
     boot = msgspec.msgpack.decode(_read_boot(), type=Boot)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

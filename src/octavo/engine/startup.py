@@ -173,6 +173,11 @@ def decide_layout(
     most = _set(config.scheduler.max_num_seqs) * blocks_needed(layout, max_len, batched) + 1
     if blocks is None and layout.num_blocks > most:  # more would never be touched
         layout = plan(None, most)
+    if layout.total_bytes > profile.available_bytes:
+        raise ConfigError(
+            f"--num-kv-blocks {blocks} takes {_size(layout.total_bytes)}, but {_size(profile.available_bytes)} are left "
+            f"beside the model; use at most {profile.available_bytes // layout.block_bytes - 1}."
+        )
     if fit_length:
         longest = longest_context(layout, limit=max_len, max_batched_tokens=batched)
         max_len = longest if longest >= MIN_CONTEXT else max_len

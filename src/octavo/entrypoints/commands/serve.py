@@ -8,6 +8,7 @@ Does not know: routes (see `entrypoints.http.app`).
 import asyncio
 import contextlib
 import errno
+import faulthandler
 import signal
 import socket
 import sys
@@ -34,6 +35,7 @@ def run(call: Call) -> int:
     """Serve until a signal or the engine's death."""
     server = server_config(call.given)
     configure_logging(server.log_level)
+    faulthandler.register(signal.SIGUSR1)  # where every thread stands, to standard error (OPS-3)
     show = progress()
     with contextlib.closing(bind(server.host, server.port)) as listener:
         online = open_online(call.given, show, call.env)
