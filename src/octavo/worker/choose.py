@@ -74,7 +74,11 @@ class SampleChooser:
         masks: Sequence[Mask],
         failed: Sequence[RowError] = (),
     ) -> Chosen:
-        """Sample, and append what was sampled to `table`. Rows in `failed` get nothing."""
+        """Sample, and append what was sampled to `table`. For rows in `failed` nothing comes out.
+
+        A row that fails is given a token in `table` all the same: the next step, which may have been planned
+        already, computes it and is dropped.
+        """
         prompt = self._score_prompts(model, hidden, batch, table)
         slots = batch.slots[batch.sample_rows]
         rows = SamplingRows(
@@ -91,7 +95,7 @@ class SampleChooser:
         keep = np.ones(len(slots), dtype=np.bool_)
         if bad:
             keep = ~np.isin(batch.sample_rows, list(bad))
-        table.append(slots[keep], sampled[keep])
+        table.append(slots, sampled)
         return Chosen(
             tokens=_ragged(batch.num_rows, batch.sample_rows[keep], sampled[keep]),
             logprobs=_lines(out.logprobs, keep),
