@@ -189,6 +189,14 @@ class Source:
         return EventStream(self.run(), self.close, gate=gate, ticket=gate.enter(), keep_alive_s=keep_alive_s)
 
 
+def test_no_client_takes_a_character_of_a_frame_for_a_line_s_end() -> None:
+    text = "".join(map(chr, range(1, 0x100))) + "\u2028\u2029é日🤖"
+    data = frame(ErrorBody(ErrorDetail(text, "server_error")))
+    lines = data.decode().splitlines()
+    assert len(lines) == 2 and lines[1] == ""
+    assert json.loads(lines[0][6:])["error"]["message"] == text
+
+
 def test_frames_are_json_on_one_line() -> None:
     detail = ErrorDetail("two\nlines \u2028 \U0001f600", "kind")
     data = frame(ErrorBody(detail))

@@ -26,11 +26,17 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 _encode = msgspec.json.Encoder().encode
+# Line ends to Python's str.splitlines, and so to many clients, but not to JSON: they can stand in its strings only.
+_LINE_ENDS = tuple((c.encode(), f"\\u{ord(c):04x}".encode()) for c in "\x85\u2028\u2029")
 
 
 def frame(payload: msgspec.Struct) -> bytes:
-    """One event: `data: {...}` and a blank line."""
-    return b"data: " + _encode(payload) + b"\n\n"
+    """One event: `data: {...}` and a blank line, with no character in it that some client takes for a line's end."""
+    data = _encode(payload)
+    if not data.isascii():
+        for raw, escaped in _LINE_ENDS:
+            data = data.replace(raw, escaped)
+    return b"data: " + data + b"\n\n"
 
 
 class EventStream(Response):
