@@ -25,7 +25,9 @@ def reference(chat_path: Path) -> Reference:
 @pytest.fixture(scope="session")
 def chat135m(chat_path: Path) -> Iterator[Live]:
     """`chat135m`: prefix caching on, blocks of 16."""
-    with live(chat_path, max_model_len=2048, num_kv_blocks=1024, served_model_name=("chat135m",)) as server:
+    with live(
+        chat_path, max_model_len=2048, num_kv_blocks=1024, served_model_name=("chat135m",), num_threads=1
+    ) as server:
         yield server
 
 

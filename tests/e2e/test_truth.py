@@ -26,7 +26,10 @@ def blocks_for(sequences: float, tokens: int, block_size: int = 16) -> int:
 
 def run(path: Path, texts: list[str], length: int, logprobs: int | None = None, repeat: int = 1, **options: Any):
     """Outputs of one engine for these texts, and its statistics; with `repeat`, those of the last time."""
-    settings = {"dtype": "float32", "block_size": 16, "max_model_len": 1024, **options}
+    threads = (
+        1 if length == SMALL[1] else 2
+    )  # two threads only where they pay: beside other work they wait for each other
+    settings = {"dtype": "float32", "block_size": 16, "max_model_len": 1024, "num_threads": threads, **options}
     with LLM(model=str(path), **settings) as llm:
         params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, logprobs=logprobs)
         for _ in range(repeat):
