@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from octavo.base.errors import ClientError
-from octavo.base.params import SamplingParams
+from octavo.base.params import SamplingParams, shown
 
 
 @pytest.mark.parametrize(
@@ -19,14 +20,34 @@ from octavo.base.params import SamplingParams
         ("stop_token_ids", ["a"]), ("stop_token_ids", [True]), ("stop_token_ids", 5), ("logprobs", -2),
         ("prompt_logprobs", "1"), ("logit_bias", [1]), ("logit_bias", {"abc": 1}), ("logit_bias", {"1": 101}),
         ("logit_bias", {1: math.nan}), ("logit_bias", {True: 1}), ("allowed_token_ids", []),
-        ("allowed_token_ids", [1.5]), ("bad_words", [""]), ("bad_words", "word"),
+        ("allowed_token_ids", [1.5]), ("bad_words", [""]), ("bad_words", "word"), ("max_tokens", 10**5000),
+        ("temperature", 10**400), ("temperature", None), ("logit_bias", {1.5: 1}), ("logit_bias", {math.inf: 1}),
+        ("logit_bias", {1: 10**5000}), ("stop", b"ab"), ("stop_token_ids", {1}), ("ignore_eos", "yes"),
+        ("detokenize", 1), ("skip_special_tokens", None), ("output_kind", "delta"), ("seed", 10**5000),
     ],
+    ids=lambda value: shown(value)[:20],
 )  # fmt: skip
 def test_a_wrong_value_names_its_field(field, value):
     with pytest.raises(ClientError) as caught:
         SamplingParams(**{field: value})
     assert caught.value.param == field
     assert field in caught.value.message
+
+
+def test_numbers_of_numpy_are_numbers():
+    params = SamplingParams(
+        max_tokens=np.int64(4), seed=np.uint8(3), temperature=np.float32(0.5), stop_token_ids=np.array([5, 6]),
+        allowed_token_ids=[np.int32(7)], logit_bias={np.int64(8): np.float32(1)}, logprobs=np.int16(2),
+    )  # fmt: skip
+    assert (params.max_tokens, params.seed, params.temperature, params.stop_token_ids) == (4, 3, 0.5, (5, 6))
+    assert (params.allowed_token_ids, params.logit_bias, params.logprobs) == ((7,), {8: 1.0}, 2)
+    kinds = (params.max_tokens, params.seed, params.temperature, *params.stop_token_ids, *params.allowed_token_ids)
+    assert {type(value) for value in kinds} == {int, float}
+
+
+def test_stop_strings_need_a_text():
+    with pytest.raises(ClientError, match="stop needs detokenize"):
+        SamplingParams(stop="a", detokenize=False)
 
 
 def test_min_tokens_may_not_exceed_max_tokens():

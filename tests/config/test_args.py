@@ -1,6 +1,7 @@
 """One definition per option: flag, variable, key and keyword agree, and misspellings get the nearest name (OPS-2)."""
 
 import argparse
+import json
 
 import pytest
 
@@ -95,11 +96,31 @@ def test_a_broken_configuration_file_is_named(tmp_path, content):
         (["--scheduling-policy", "fcsf"], "Did you mean fcfs"),
         (["--gpu-memory-utilization", "x"], "--gpu-memory-utilization must be a number"),
         (["--max-model-len", "1.5.2"], "--max-model-len must be a whole number"),
+        (["--max-model-len", "2.5"], "--max-model-len must be a whole number"),
+        (["--max-model-len", "9" * 400], "--max-model-len must be a whole number"),
+        (["--kv-cache-memory", "9" * 400], "--kv-cache-memory must be a size"),
+        (["--num-kv-blocks", "9" * 5000], "--num-kv-blocks must be a whole number"),
+        (["--kv-watermark", "nan"], "--kv-watermark must be a number"),
+        (["--priority-aging-s", "inf"], "--priority-aging-s must be a number"),
+        (["--model", ""], "--model must not be empty"),
+        (["--api-key", ""], "--api-key must not be empty"),
+        (["--served-model-name", "a", ""], "--served-model-name must not be empty"),
     ],
 )
 def test_a_wrong_value_names_the_flag(argv, words):
     with pytest.raises(ConfigError, match=words):
         parse(*argv)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("model", ["a"]), ("host", {"a": 1}), ("api_key", {"a": 1}), ("api_key", 5), ("api_key", []), ("port", True)],
+)
+def test_a_file_may_not_give_lists_and_mappings_where_text_is_due(tmp_path, name, value):
+    file = tmp_path / "o.yaml"
+    file.write_text(json.dumps({name: value}))
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} must"):
+        parse("--config", str(file))
 
 
 def test_booleans_have_a_negative_flag():

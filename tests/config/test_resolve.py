@@ -66,6 +66,7 @@ def test_a_number_of_blocks_wins_over_sizes():
         ({"model": ModelConfig(max_model_len=1)}, "--max-model-len must be at least 2"),
         ({"device": DeviceConfig(device="cuda")}, "--device cuda was asked for"),
         ({"device": DeviceConfig(num_threads=0)}, "--num-threads"),
+        ({"device": DeviceConfig(num_threads=10**9)}, "--num-threads must be at most"),
         ({"cache": CacheConfig(kv_cache_memory=100 * GIB)}, "--kv-cache-memory 100.00 GiB is more than the 8.00 GiB"),
         ({"cache": CacheConfig(num_kv_blocks=0)}, "--num-kv-blocks"),
         ({"cache": CacheConfig(gpu_memory_utilization=1.5)}, "--gpu-memory-utilization"),

@@ -79,6 +79,25 @@ def test_errors_say_which_prompt_and_what_to_do(llm: LLM) -> None:
         llm.generate("x", [SHORT, SHORT])
 
 
+@pytest.mark.parametrize("wrong", [None, 5, b"text"], ids=repr)
+def test_what_is_no_list_is_named(llm: LLM, wrong: Any) -> None:
+    with pytest.raises(ClientError, match="prompts must be a list, got"):
+        llm.generate(wrong, SHORT)
+    with pytest.raises(ClientError, match="messages must be a list, got"):
+        llm.chat(wrong, SHORT)
+    with pytest.raises(ClientError, match=r"conversation must be a list, got|messages must be"):
+        llm.chat([wrong], SHORT)
+    with pytest.raises(ClientError, match="tools must be a list, got"):
+        llm.chat([HI], SHORT, tools=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [5, {"n": 1}, "greedy", [None], [{"n": 1}], SamplingParams], ids=repr)
+def test_parameters_must_be_parameters(llm: LLM, wrong: Any) -> None:
+    with pytest.raises(ClientError, match="sampling_params must be") as caught:
+        llm.generate(["x"], wrong)
+    assert caught.value.param == "sampling_params"
+
+
 def test_without_parameters_the_model_s_defaults_hold_and_fit_the_context() -> None:
     llm, _, client = opened(default_sampling={"temperature": 0.5, "max_tokens": 200})
     assert llm.get_default_sampling_params() == SamplingParams(temperature=0.5, max_tokens=200)

@@ -95,3 +95,10 @@ def test_bad_words_that_forbid_all_allowed_tokens_are_refused() -> None:
     ids = [word[0] for word in limits().bad_words_ids(SamplingParams(bad_words=["a"])) if len(word) == 1]
     with pytest.raises(ClientError, match="no token is left"):
         intake().prepare(prompt("hi"), SamplingParams(allowed_token_ids=ids, bad_words=["a"]), {})
+
+
+@pytest.mark.parametrize("priority", ["x", None, 1.5, float("nan"), True, 2**31, -(2**31), 10**5000], ids=range(8))
+def test_a_priority_that_cannot_be_compared_is_refused(priority: Any) -> None:
+    with pytest.raises(ClientError, match="priority must be an integer") as caught:
+        intake().prepare(prompt("hi"), SamplingParams(), {"priority": priority})
+    assert caught.value.param == "priority"

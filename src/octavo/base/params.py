@@ -4,8 +4,9 @@ Promises: a `SamplingParams` that exists is valid on its own (ranges, types, com
 Does not know: the vocabulary or the context length; `inputs.limits` checks against those.
 """
 
-import math
+import operator
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import msgspec
@@ -16,6 +17,10 @@ from octavo.base.types import OutputKind
 GREEDY_TEMPERATURE = 1e-5  # below this a row is greedy (OUT-2, step 10)
 MAX_N = 128
 MAX_SEED = 2**63 - 1
+_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+_FLAGS = (
+    "ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens", "spaces_between_special_tokens",
+)  # fmt: skip
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,36 +82,78 @@ def _normalize(p: SamplingParams) -> None:
         _set(p, "stop", (stop,))
     else:
         _set(p, "stop", _as_tuple(stop, "stop"))
-    _set(p, "stop_token_ids", _as_tuple(p.stop_token_ids or (), "stop_token_ids"))
-    _set(p, "bad_words", _as_tuple(p.bad_words or (), "bad_words"))
+    for name in ("stop_token_ids", "bad_words"):
+        value = getattr(p, name)
+        _set(p, name, () if value is None else _as_tuple(value, name))
     if p.allowed_token_ids is not None:
         _set(p, "allowed_token_ids", _as_tuple(p.allowed_token_ids, "allowed_token_ids"))
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        if any(type(token) is not int for token in getattr(p, name) or ()):
+            _set(p, name, tuple(_token_id(name, token) for token in getattr(p, name)))
+    for name in _INTEGERS:
+        if type(value := getattr(p, name)) is not int and value is not None:
+            _set(p, name, _as_integer(name, value))
     if p.top_k == -1:
         _set(p, "top_k", 0)
     if p.seed == -1:
         _set(p, "seed", None)
 
 
-def _as_tuple(value: object, param: str) -> tuple[Any, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
+def _as_tuple(value: Any, param: str) -> tuple[Any, ...]:
+    if hasattr(value, "tolist"):  # an array of numbers
+        value = value.tolist()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise ClientError(f"{param} must be a list, got {type(value).__name__}", param=param)
     return tuple(value)
 
 
+def _as_integer(name: str, value: Any) -> int:
+    """An integer of any kind, numpy's included; true, 1.0 and "1" are none."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ClientError(f"{name} must be an integer, got {shown(value)}", param=name) from None
+
+
+def _token_id(name: str, value: Any) -> int:
+    try:
+        return _as_integer(name, value)
+    except ClientError:
+        raise ClientError(f"{name} must hold integers, got {shown(value)}", param=name) from None
+
+
+def shown(value: object) -> str:
+    """A value for a message: short, and also when Python refuses to write the number out."""
+    try:
+        text = repr(value)
+    except ValueError:  # thousands of digits
+        return "a very long number"
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def _is_number(value: Any) -> bool:
+    """A real number of any kind, numpy's included, but NaN."""
+    return not isinstance(value, bool) and isinstance(value, Real) and value == value
+
+
 def _number(p: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False) -> None:
-    value = getattr(p, name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise ClientError(f"{name} must be a number, got {value!r}", param=name)
+    value: Any = getattr(p, name)
+    if not _is_number(value):
+        raise ClientError(f"{name} must be a number, got {shown(value)}", param=name)
     if value > high or value < low or (open_low and value == low):
         bracket = "(" if open_low else "["
-        raise ClientError(f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r}", param=name)
+        raise ClientError(f"{name} must be in {bracket}{low:g}, {high:g}], got {shown(value)}", param=name)
+    if not isinstance(value, float | int):
+        _set(p, name, float(value))
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ClientError(f"{name} must be an integer, got {value!r}", param=name)
+    if not isinstance(value, int):
+        raise ClientError(f"{name} must be an integer, got {shown(value)}", param=name)
     if not low <= value <= high:
-        raise ClientError(f"{name} must be in [{low}, {high}], got {value}", param=name)
+        raise ClientError(f"{name} must be in [{low}, {high}], got {shown(value)}", param=name)
 
 
 def _check(p: SamplingParams) -> None:
@@ -120,6 +167,11 @@ def _check(p: SamplingParams) -> None:
     _number(p, "repetition_penalty", 0.0, 100.0, open_low=True)
     if p.seed is not None:
         _integer("seed", p.seed, -(2**63), MAX_SEED)
+    for name in _FLAGS:
+        if not isinstance(value := getattr(p, name), bool):
+            raise ClientError(f"{name} must be true or false, got {shown(value)}", param=name)
+    if not isinstance(p.output_kind, OutputKind):
+        raise ClientError(f"output_kind must be an OutputKind, got {shown(p.output_kind)}", param="output_kind")
     _check_lengths(p)
     _check_tokens(p)
     if p.greedy and p.n > 1:
@@ -149,14 +201,12 @@ def _check_lengths(p: SamplingParams) -> None:
 def _check_tokens(p: SamplingParams) -> None:
     for i, text in enumerate(p.stop):
         if not isinstance(text, str) or not text:
-            raise ClientError(f"stop[{i}] must be a non-empty string, got {text!r}", param="stop")
+            raise ClientError(f"stop[{i}] must be a non-empty string, got {shown(text)}", param="stop")
     for i, text in enumerate(p.bad_words):
         if not isinstance(text, str) or not text:
-            raise ClientError(f"bad_words[{i}] must be a non-empty string, got {text!r}", param="bad_words")
-    for name in ("stop_token_ids", "allowed_token_ids"):
-        for token in getattr(p, name) or ():
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise ClientError(f"{name} must hold integers, got {token!r}", param=name)
+            raise ClientError(f"bad_words[{i}] must be a non-empty string, got {shown(text)}", param="bad_words")
+    if p.stop and not p.detokenize:
+        raise ClientError("stop needs detokenize: without a text no stop string can be found in it", param="stop")
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise ClientError("allowed_token_ids must not be empty: no token could be chosen", param="allowed_token_ids")
     if p.logit_bias is not None:
@@ -165,16 +215,16 @@ def _check_tokens(p: SamplingParams) -> None:
         _set(p, "logit_bias", {_bias_key(k): _bias_value(k, v) for k, v in p.logit_bias.items()} or None)
 
 
-def _bias_key(key: object) -> int:
+def _bias_key(key: Any) -> int:
     try:
-        if isinstance(key, bool):
-            raise ValueError
-        return int(key)  # type: ignore[call-overload, no-any-return]
-    except (TypeError, ValueError):
-        raise ClientError(f"logit_bias keys must be token ids, got {key!r}", param="logit_bias") from None
+        if isinstance(key, str):
+            return int(key)
+        return _as_integer("logit_bias", key)
+    except (ClientError, ValueError):
+        raise ClientError(f"logit_bias keys must be token ids, got {shown(key)}", param="logit_bias") from None
 
 
-def _bias_value(key: object, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
-        raise ClientError(f"logit_bias[{key!r}] must be in [-100, 100], got {value!r}", param="logit_bias")
+def _bias_value(key: object, value: Any) -> float:
+    if not _is_number(value) or not -100 <= value <= 100:
+        raise ClientError(f"logit_bias[{shown(key)}] must be in [-100, 100], got {shown(value)}", param="logit_bias")
     return float(value)

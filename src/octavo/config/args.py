@@ -10,17 +10,20 @@ Precedence: command line or Python keyword, then environment, then YAML file, th
 import argparse
 import dataclasses
 import difflib
+import math
 import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import yaml
 
 from octavo.base.errors import ConfigError
+from octavo.base.params import shown
 from octavo.config.env import Env
 from octavo.config.schema import (
     CacheConfig,
@@ -41,7 +44,8 @@ ENGINE_SECTIONS: dict[str, type] = {
 }
 SERVER_SECTIONS: dict[str, type] = {**ENGINE_SECTIONS, "server": ServerConfig}
 
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)[bB]?\s*")
+_SIZE = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kKmMgGtT]?)(i?)[bB]?\s*")
+_COUNT = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kKmM]?)(i?)\s*")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -93,18 +97,19 @@ def options(sections: Mapping[str, type]) -> dict[str, Option]:
 
 def parse_size(text: str | int, name: str) -> int:
     """Bytes of '2GiB', '512M', '1.5g' or a plain number; powers of 1024."""
-    match = _SIZE.fullmatch(str(text))
+    match = _SIZE.fullmatch(_text(text))
     if not match:
-        raise ConfigError(f"{name} must be a size such as 2GiB or 512MiB, got {text!r}.")
-    return int(float(match[1]) * 1024 ** _POWERS[match[2].lower()])
+        raise ConfigError(f"{name} must be a size such as 2GiB or 512MiB, got {shown(text)}.")
+    return int(Fraction(match[1]) * 1024 ** _POWERS[match[2].lower()])
 
 
 def parse_count(text: str | int, name: str) -> int:
     """A whole number; '8k' is 8,000 and '8Ki' is 8,192."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmM]?)(i?)\s*", str(text))
-    if not match:
-        raise ConfigError(f"{name} must be a whole number such as 4096 or 8k, got {text!r}.")
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** _POWERS[match[2].lower()])
+    match = _COUNT.fullmatch(_text(text))
+    count = Fraction(match[1]) * (1024 if match[3] else 1000) ** _POWERS[match[2].lower()] if match else Fraction(1, 2)
+    if count.denominator != 1:
+        raise ConfigError(f"{name} must be a whole number such as 4096 or 8k, got {shown(text)}.")
+    return int(count)
 
 
 def convert(option: Option, value: Any) -> Any:
@@ -117,14 +122,29 @@ def convert(option: Option, value: Any) -> Any:
     if option.kind == "count":
         return parse_count(value, name)
     if option.kind == "list":
-        return (value,) if isinstance(value, str) else tuple(str(v) for v in value)
+        return _to_texts(value, name)
     plain = _plain_type(option.type)
     result = _to_bool(value, name) if plain is bool else _to_plain(plain, value, name)
     if option.choices and result not in option.choices:
         near = nearest(str(result), option.choices)
         hint = f" Did you mean {near}?" if near else ""
-        raise ConfigError(f"{name} must be one of {', '.join(option.choices)}, got {value!r}.{hint}")
+        raise ConfigError(f"{name} must be one of {', '.join(option.choices)}, got {shown(value)}.{hint}")
     return result
+
+
+def _text(value: object) -> str:
+    return "" if isinstance(value, bool) else shown(value) if isinstance(value, int) else str(value)
+
+
+def _to_texts(value: Any, name: str) -> tuple[str, ...]:
+    """One text or several, none of them empty: an empty key, say, would be one that anybody has."""
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple):
+        raise ConfigError(f"{name} must be text, or a list of texts, got {shown(value)}.")
+    found = tuple(str(text) for text in texts)
+    if not found or not all(found):
+        raise ConfigError(f"{name} must not be empty; leave it out instead.")
+    return found
 
 
 def _plain_type(hint: Any) -> Any:
@@ -139,17 +159,22 @@ def _to_bool(value: Any, name: str) -> bool:
     known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     if (text := str(value).strip().lower()) in known:
         return known[text]
-    raise ConfigError(f"{name} must be true or false, got {value!r}.")
+    raise ConfigError(f"{name} must be true or false, got {shown(value)}.")
 
 
 def _to_plain(kind: Any, value: Any, name: str) -> Any:
     words = {int: "a whole number", float: "a number", str: "text"}
     try:
-        if isinstance(value, bool) or (kind is int and isinstance(value, float)):
+        if isinstance(value, bool | list | tuple | dict) or (kind is int and isinstance(value, float)):
             raise ValueError
-        return kind(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name} must be {words.get(kind, kind)}, got {value!r}.") from None
+        plain = kind(value)
+        if kind is float and not math.isfinite(plain):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{name} must be {words.get(kind, kind)}, got {shown(value)}.") from None
+    if plain == "":
+        raise ConfigError(f"{name} must not be empty; leave it out instead.")
+    return plain
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

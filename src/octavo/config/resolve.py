@@ -18,6 +18,7 @@ CPU_MAX_NUM_SEQS = 128
 GPU_MAX_NUM_SEQS = 256
 CPU_MAX_BATCHED_TOKENS = 2048
 GPU_MAX_BATCHED_TOKENS = 8192
+MAX_THREADS = 1024  # the thread library ends the process when it cannot start what was asked for
 CPU_KV_SHARE = 0.20  # of the memory available to the process
 BF16_CAPABILITIES = frozenset({"avx512_bf16", "amx_bf16", "bf16", "cuda"})
 
@@ -136,6 +137,8 @@ def _threads(s: _State) -> list[Decision]:
         return [Decision("device.num_threads", None, s.device.num_cores, "cores this process may use")]
     if asked < 1:
         raise ConfigError(f"--num-threads must be at least 1, got {asked}.")
+    if asked > MAX_THREADS:
+        raise ConfigError(f"--num-threads must be at most {MAX_THREADS}, got {asked}; {s.device.num_cores} fit here.")
     return []
 
 

@@ -88,7 +88,7 @@ class LLM:
         Raises `ClientError` when a prompt or its parameters cannot be served; then nothing was computed.
         """
         front = self._open_front("generate")
-        given = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        given = [prompts] if isinstance(prompts, str | Mapping) else _listed("prompts", prompts)
         inputs = [_numbered(i, len(given), self._input, front, prompt) for i, prompt in enumerate(given)]
         return self._run(front, inputs, sampling_params, use_tqdm, priority)
 
@@ -114,7 +114,7 @@ class LLM:
         front = self._open_front("chat")
         conversations = _conversations(messages)
         options: dict[str, Any] = {
-            "tools": None if tools is None else list(tools),
+            "tools": None if tools is None else _listed("tools", tools),
             "chat_template": chat_template,
             "chat_template_kwargs": chat_template_kwargs,
             "add_generation_prompt": add_generation_prompt,
@@ -122,7 +122,7 @@ class LLM:
         }
 
         def render(front: Offline, conversation: Sequence[Message]) -> "EngineInput":
-            return front.renderer.chat(list(conversation), **options)
+            return front.renderer.chat(_listed("a conversation", conversation), **options)
 
         inputs = [_numbered(i, len(conversations), render, front, c) for i, c in enumerate(conversations)]
         return self._run(front, inputs, sampling_params, use_tqdm, priority)
@@ -204,7 +204,12 @@ class LLM:
             return [front.limits.check(one, default, max_tokens_is_default=True) for one in inputs]
         if isinstance(params, SamplingParams):
             return [params] * len(inputs)
-        each = list(params)
+        if isinstance(params, str | bytes | Mapping):
+            raise _no_params(params)
+        each = _listed("sampling_params", params)
+        for one in each:
+            if not isinstance(one, SamplingParams):
+                raise _no_params(one)
         if len(each) != len(inputs):
             raise ClientError(
                 f"sampling_params must be one or as many as the prompts: got {len(each)} for {len(inputs)} prompts",
@@ -220,13 +225,28 @@ def _conversations(messages: Any) -> list[Sequence[Message]]:
             "messages must be a list of messages such as {'role': 'user', 'content': '...'}, or a list of such lists",
             param="messages",
         )
-    given = list(messages)
+    given = _listed("messages", messages)
     num_messages = sum(isinstance(m, Mapping) for m in given)
     if given and num_messages == len(given):
         return [given]
     if num_messages:
         raise ClientError("messages must be messages or conversations, not a mix of both", param="messages")
     return given
+
+
+def _listed(name: str, given: Any) -> list[Any]:
+    """The entries of any iterable."""
+    if not isinstance(given, Iterable) or isinstance(given, bytes):
+        raise ClientError(f"{name} must be a list, got {type(given).__name__}", param=name.split()[-1])
+    return list(given)
+
+
+def _no_params(given: Any) -> ClientError:
+    kind = given.__name__ if isinstance(given, type) else type(given).__name__
+    return ClientError(
+        f"sampling_params must be SamplingParams, or a list of them with one for each prompt, got {kind}",
+        param="sampling_params",
+    )
 
 
 def _numbered(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from octavo.base.errors import ClientError
-from octavo.base.params import SamplingParams
+from octavo.base.params import SamplingParams, shown
 from octavo.base.requests import AdapterRef, EngineRequest, RequestPart
 from octavo.base.types import OutputKind
 from octavo.outputs.assembler import Opening, ParserFactory, no_parser
@@ -19,6 +19,8 @@ from octavo.serving.info import EngineInfo
 if TYPE_CHECKING:
     from octavo.inputs.limits import Limits
     from octavo.inputs.renderer import EngineInput
+
+MAX_PRIORITY = 2**31 - 1
 
 
 class RequestOptions(TypedDict, total=False):
@@ -81,6 +83,7 @@ class Intake:
         Raises `ClientError` when the model cannot serve it.
         """
         params = self._limits.check(input, params)
+        _check_priority(options.get("priority", 0))
         if kind is not None and params.output_kind is not kind:
             params = params.replace(output_kind=kind)
         parent_id, arrival_s = self._ids.next(), self._clock()
@@ -118,6 +121,14 @@ class Intake:
             parsers=options.get("parsers", no_parser),
         )
         return Prepared(opening, requests)
+
+
+def _check_priority(priority: object) -> None:
+    """The queue compares priorities: one that is no number would fail there."""
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
+        raise ClientError(
+            f"priority must be an integer in [{-MAX_PRIORITY}, {MAX_PRIORITY}], got {shown(priority)}", param="priority"
+        )
 
 
 def _check_choice(
