@@ -16,7 +16,7 @@ LENGTHS = [2, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 70]
 
 @pytest.fixture(scope="module")
 def real(chat_path):
-    with live(chat_path, max_model_len=512, num_kv_blocks=128, max_num_batched_tokens=CHUNK) as server:
+    with live(chat_path, num_threads=1, max_model_len=512, num_kv_blocks=128, max_num_batched_tokens=CHUNK) as server:
         yield server
 
 

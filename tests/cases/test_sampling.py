@@ -47,7 +47,7 @@ def test_smp01_tiny_temperatures_are_greedy_alone_and_in_a_mixed_batch(chat135m)
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_smp01_no_garbage_in_half_precision(chat_path, dtype):
-    with live(chat_path, dtype=dtype, max_model_len=256, num_kv_blocks=64) as server:
+    with live(chat_path, num_threads=1, dtype=dtype, max_model_len=256, num_kv_blocks=64) as server:
         body = {"max_tokens": 16, "logprobs": 1, "seed": 1, "ignore_eos": True}
         calls = [lambda t=t: asked(server, PROMPT, temperature=t, **body) for t in [0, 1e-9, 1e-6, 1e-5, 1e-4, SMALL]]
         *found, wild = together([*calls, lambda: asked(server, PROMPT, temperature=1.5, **body)])
