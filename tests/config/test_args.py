@@ -123,6 +123,24 @@ def test_a_file_may_not_give_lists_and_mappings_where_text_is_due(tmp_path, name
         parse("--config", str(file))
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--port", "-1"), ("--port", "65536"), ("--max-request-bytes", "0"), ("--drain-timeout-s", "-1"),
+     ("--drain-timeout-s", "1e30"), ("--stream-keep-alive-s", "0"), ("--stream-keep-alive-s", "-1")],
+)  # fmt: skip
+def test_the_server_s_numbers_have_ranges(flag, value):
+    with pytest.raises(ConfigError, match=f"{flag} must be"):
+        server_config(parse(flag, value))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"- " * 10000, b"{" * 5000, b"host: 2024-01-32"], ids=range(4))
+def test_a_file_that_no_reader_takes_is_named(tmp_path, content):
+    file = tmp_path / "o.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"o\.yaml"):
+        parse("--config", str(file))
+
+
 def test_booleans_have_a_negative_flag():
     assert engine_config(parse("--no-enable-prefix-caching")).cache.enable_prefix_caching is False
     assert engine_config(parse("--enable-prefix-caching")).cache.enable_prefix_caching is True

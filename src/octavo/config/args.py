@@ -44,6 +44,9 @@ ENGINE_SECTIONS: dict[str, type] = {
 }
 SERVER_SECTIONS: dict[str, type] = {**ENGINE_SECTIONS, "server": ServerConfig}
 
+MAX_WAIT_S = 86_400.0 * 365  # longer waits overflow in the event loop's clock
+MIN_KEEP_ALIVE_S = 0.01  # a shorter silence would be nothing but comments
+
 _SIZE = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kKmMgGtT]?)(i?)[bB]?\s*")
 _COUNT = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kKmM]?)(i?)\s*")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -282,6 +285,12 @@ def read_yaml(path: str, known: Mapping[str, Option]) -> dict[str, Any]:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"configuration file {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"configuration file {path} is not text in UTF-8.") from None
+    except RecursionError:
+        raise ConfigError(f"configuration file {path} is nested too deeply.") from None
+    except ValueError as error:  # a path or a value that Python cannot read, such as a day 32
+        raise ConfigError(f"configuration file {path!r} cannot be read: {error}.") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"configuration file {path} is not valid YAML: {' '.join(str(error).split())}.") from None
     if data is None:
@@ -320,8 +329,20 @@ def engine_config(given: Given) -> EngineConfig:
 
 
 def server_config(given: Given) -> ServerConfig:
-    """The HTTP server's part of what was given."""
-    return _section(ServerConfig, given)
+    """The HTTP server's part of what was given; raises `ConfigError` for a number out of range."""
+    config = _section(ServerConfig, given)
+    if not 0 <= config.port <= 65535:
+        raise ConfigError(f"--port must be in 0..65535, got {config.port}.")
+    if config.max_request_bytes < 1:
+        raise ConfigError(f"--max-request-bytes must be at least 1, got {config.max_request_bytes}.")
+    if not 0 <= config.drain_timeout_s <= MAX_WAIT_S:
+        raise ConfigError(f"--drain-timeout-s must be in 0..{MAX_WAIT_S:.0f} seconds, got {config.drain_timeout_s:g}.")
+    if not MIN_KEEP_ALIVE_S <= config.stream_keep_alive_s <= MAX_WAIT_S:
+        raise ConfigError(
+            f"--stream-keep-alive-s must be in {MIN_KEEP_ALIVE_S:g}..{MAX_WAIT_S:.0f} seconds, "
+            f"got {config.stream_keep_alive_s:g}."
+        )
+    return config
 
 
 def flags_of(argv: Sequence[str]) -> list[str]:

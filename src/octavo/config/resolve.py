@@ -18,6 +18,9 @@ CPU_MAX_NUM_SEQS = 128
 GPU_MAX_NUM_SEQS = 256
 CPU_MAX_BATCHED_TOKENS = 2048
 GPU_MAX_BATCHED_TOKENS = 8192
+MAX_SEQS = 1 << 16  # rows for which arrays are kept, filled or not
+MAX_BATCHED_TOKENS = 1 << 24
+MAX_BLOCK_SIZE = 1 << 20
 MAX_THREADS = 1024  # the thread library ends the process when it cannot start what was asked for
 CPU_KV_SHARE = 0.20  # of the memory available to the process
 BF16_CAPABILITIES = frozenset({"avx512_bf16", "amx_bf16", "bf16", "cuda"})
@@ -109,8 +112,8 @@ def _num_seqs(s: _State) -> list[Decision]:
     if seqs is None:
         seqs = GPU_MAX_NUM_SEQS if s.device.kind == "cuda" else CPU_MAX_NUM_SEQS
         made.append(Decision("scheduler.max_num_seqs", None, seqs, f"default on {s.device.kind}"))
-    elif seqs < 1:
-        raise ConfigError(f"--max-num-seqs must be at least 1, got {seqs}.")
+    elif not 1 <= seqs <= MAX_SEQS:
+        raise ConfigError(f"--max-num-seqs must be in 1..{MAX_SEQS}, got {seqs}.")
     active = sched.max_num_active_seqs
     if active is None:
         made.append(Decision("scheduler.max_num_active_seqs", None, seqs, "as max_num_seqs"))
@@ -126,8 +129,8 @@ def _batched_tokens(s: _State) -> list[Decision]:
         seqs = s.config.scheduler.max_num_seqs or 1
         value = max(default, seqs)
         return [Decision("scheduler.max_num_batched_tokens", None, value, f"default on {s.device.kind}")]
-    if asked < 1:
-        raise ConfigError(f"--max-num-batched-tokens must be at least 1, got {asked}.")
+    if not 1 <= asked <= MAX_BATCHED_TOKENS:
+        raise ConfigError(f"--max-num-batched-tokens must be in 1..{MAX_BATCHED_TOKENS}, got {asked}.")
     return []
 
 
@@ -157,6 +160,8 @@ def _kv_memory(s: _State) -> list[Decision]:
             raise ConfigError(f"--num-kv-blocks must be at least 1, got {cache.num_kv_blocks}.")
         return []
     if cache.kv_cache_memory is not None:
+        if cache.kv_cache_memory < 1:
+            raise ConfigError("--kv-cache-memory must be more than nothing; leave it out for what this machine has.")
         if cache.kv_cache_memory > s.device.memory_available_bytes:
             have = s.device.memory_available_bytes / 2**30
             raise ConfigError(
@@ -178,8 +183,8 @@ def _kv_memory(s: _State) -> list[Decision]:
 
 def _block_size(s: _State) -> list[Decision]:
     size = s.config.cache.block_size
-    if size is not None and size < 1:
-        raise ConfigError(f"--block-size must be at least 1 token, got {size}.")
+    if size is not None and not 1 <= size <= MAX_BLOCK_SIZE:
+        raise ConfigError(f"--block-size must be in 1..{MAX_BLOCK_SIZE} tokens, got {size}.")
     return []
 
 
@@ -187,7 +192,9 @@ def _ranges(s: _State) -> list[Decision]:
     sched = s.config.scheduler
     if not 0 <= sched.kv_watermark < 1:
         raise ConfigError(f"--kv-watermark must be at least 0 and below 1, got {sched.kv_watermark}.")
-    for name in ("priority_aging_s", "long_prefill_token_threshold", "max_waiting_requests"):
+    if sched.max_waiting_requests < 1:
+        raise ConfigError(f"--max-waiting-requests must be at least 1, got {sched.max_waiting_requests}.")
+    for name in ("priority_aging_s", "long_prefill_token_threshold"):
         if getattr(sched, name) < 0:
             raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(sched, name)}.")
     return []

@@ -54,6 +54,9 @@ def _run(name: str, args: list[str]) -> int:
         return _fail(str(error), EXIT_FAILED, debug=env.debug)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except MemoryError as error:
+        text = f"out of memory ({error}); lower --max-num-seqs, --max-num-batched-tokens or --max-model-len."
+        return _fail(text, EXIT_FAILED, debug=env.debug)
     except BrokenPipeError:
         return EXIT_FAILED
     except Exception as error:  # the edge of the program: one sentence, the stack on demand
