@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -175,6 +176,15 @@ def test_quantization_is_told_and_not_judged(tmp_path: Path) -> None:
         ({"architectures": []}, "names no architecture"),
         ({"rope_parameters": [1]}, "rope_parameters must be an object"),
         ({"rms_norm_eps": "x"}, "rms_norm_eps must be a number"),
+        ({"rms_norm_eps": math.inf}, "rms_norm_eps must be a number"),
+        ({"vocab_size": 10**30}, "vocab_size is 1000.*which no model has"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, which no model has"),
+        ({"quantization_config": 5}, "quantization_config must be an object, got 5"),
+        ({"rope_parameters": {"rope_theta": -1}}, "rope_theta must be above 0"),
+        ({"rope_parameters": {"rope_theta": "x"}}, "rope_theta must be above 0"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "x"}}, "factor of the rotary embedding must be"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": math.inf}}, "factor of the rotary embedding must be"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor of the rotary embedding must be"),
     ],
 )
 def test_a_wrong_config_is_named_with_its_key(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
@@ -287,6 +297,25 @@ def test_generation_defaults_have_the_names_of_sampling_parameters(tmp_path: Pat
     assert eos == (7, 8)
     assert sampling == {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.05, "max_tokens": 99}
     assert isinstance(sampling["temperature"], float)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"temperature": -5}', '{"temperature": NaN}', '{"top_p": 0}', '{"top_k": -7}', '{"max_new_tokens": 1e99}'],
+)
+def test_generation_defaults_that_no_request_could_have_are_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "generation_config.json").write_text(content)
+    if "max_new_tokens" in content:  # not a whole number: as if it were not there
+        assert read_generation_defaults(tmp_path) == ((), {})
+        return
+    with pytest.raises(LoadError, match=r"generation_config\.json: (temperature|top_p|top_k) must be"):
+        read_generation_defaults(tmp_path)
+
+
+def test_deep_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(LoadError, match="nested too deeply"):
+        read_model_facts(tmp_path)
 
 
 def test_generation_defaults_that_the_author_turned_off_do_not_count(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo.base.errors import LoadError
+from octavo.base.errors import ClientError, LoadError
 from octavo.base.gguf import is_gguf
+from octavo.base.params import SamplingParams
 from octavo.config.facts_base import DeviceFacts, ModelFacts, RopeFacts
 from octavo.config.facts_gguf import gguf_facts, gguf_generation_defaults
 from octavo.config.facts_hf import hf_facts, hf_generation_defaults
@@ -35,8 +36,16 @@ def read_generation_defaults(path: str | Path) -> tuple[tuple[int, ...], Mapping
     """
     folder = Path(path)
     if folder.is_dir() and ((folder / "generation_config.json").exists() or not _ggufs(folder)):
-        return hf_generation_defaults(folder)
-    return gguf_generation_defaults(model_place(path))
+        place = folder / "generation_config.json"
+        eos, sampling = hf_generation_defaults(folder)
+    else:
+        place = model_place(path)
+        eos, sampling = gguf_generation_defaults(place)
+    try:
+        SamplingParams(**sampling)
+    except ClientError as error:  # else every request without these values of its own would be refused
+        raise LoadError(f"{place}: {error.message}; mend that value or take it out") from None
+    return eos, sampling
 
 
 def model_place(path: str | Path) -> Path:

@@ -6,6 +6,7 @@ Does not know: which architectures can be run (see `models.registry`), or weight
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,12 @@ _QKV_BIAS_ALWAYS: Final = frozenset({"qwen2"})
 _QK_NORM: Final = frozenset({"qwen3"})
 _SCALED_LENGTH: Final = frozenset({"linear", "dynamic", "yarn"})  # kinds whose factor stretches the context
 _TRAINED_LENGTH: Final = frozenset({"dynamic", "yarn", "longrope", "llama3"})  # kinds that need the length before
+_ROPE_NUMBERS: Final = frozenset({
+    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "attention_factor", "beta_fast",
+    "beta_slow", "mscale", "mscale_all_dim",
+})  # fmt: skip
+LARGEST_COUNT: Final = 2**31 - 1  # sizes and lengths beyond these are a damaged file, not a model
+LARGEST: Final[Mapping[str, int]] = {"num_hidden_layers": 10_000}
 _SAMPLING: Final[Mapping[str, type]] = {
     "temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float,
 }  # fmt: skip
@@ -71,7 +78,7 @@ def hf_facts(folder: Path) -> ModelFacts:
         qk_norm=model_type in _QK_NORM,
         bos_token_id=next(iter(token_ids(raw.get("bos_token_id"))), None),
         eos_token_ids=token_ids(raw.get("eos_token_id")),
-        quantization=raw.get("quantization_config") or raw.get("compression_config"),
+        quantization=_quantization(keys),
         raw=raw,
     )
 
@@ -101,6 +108,8 @@ def read_json(file: Path) -> dict[str, Any]:
         raise LoadError(f"{file} does not exist") from None
     except OSError as err:
         raise LoadError(f"{file} cannot be read: {err.strerror}") from None
+    except RecursionError:
+        raise LoadError(f"{file} is not valid JSON: it is nested too deeply") from None
     except ValueError as err:
         raise LoadError(f"{file} is not valid JSON (an interrupted download?): {err}") from None
     if not isinstance(value, dict):
@@ -127,17 +136,36 @@ class _Keys:
         if value is None:
             raise LoadError(f"{self.file} lacks {name!r}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise LoadError(f"{self.file}: {name} must be a positive whole number, got {value!r}")
+            raise LoadError(f"{self.file}: {name} must be a positive whole number, got {value!r:.80}")
+        if value > LARGEST.get(name, LARGEST_COUNT):
+            raise LoadError(f"{self.file}: {name} is {value!r:.80}, which no model has; the file is damaged")
         return value
 
     def number(self, name: str) -> float:
-        value = self.values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise LoadError(f"{self.file}: {name} must be a number, got {value!r}")
+        value: Any = self.values.get(name)
+        if not is_number(value):
+            raise LoadError(f"{self.file}: {name} must be a number, got {value!r:.80}")
         return float(value)
 
     def flag(self, name: str) -> bool:
         return bool(self.values.get(name))
+
+
+def is_number(value: object) -> bool:
+    """A finite number that a float can hold."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _quantization(keys: _Keys) -> Mapping[str, Any] | None:
+    for name in ("quantization_config", "compression_config"):
+        if value := keys.values.get(name):
+            if not isinstance(value, Mapping):
+                raise LoadError(f"{keys.file}: {name} must be an object, got {value!r:.80}")
+            return value
+    return None
 
 
 def _rope(keys: _Keys) -> RopeFacts:
@@ -159,10 +187,20 @@ def _rope(keys: _Keys) -> RopeFacts:
         outside = keys.values.get("original_max_position_embeddings")  # wins where it is there (Phi 3)
         inside = scaling.get("original_max_position_embeddings")
         scaling["original_max_position_embeddings"] = _first(outside, inside, keys.count("max_position_embeddings"))
-    try:
-        return RopeFacts(theta=float(theta), kind=kind, partial=float(partial), scaling=scaling)
-    except (TypeError, ValueError):
-        raise LoadError(f"{keys.file}: rope_theta and partial_rotary_factor must be numbers") from None
+    if not is_number(theta) or not is_number(partial) or theta <= 0 or not 0 < partial <= 1:
+        raise LoadError(
+            f"{keys.file}: rope_theta must be above 0 and partial_rotary_factor in 0..1, got {theta!r:.40} and "
+            f"{partial!r:.40}"
+        )
+    _check_scaling(keys, scaling)
+    return RopeFacts(theta=float(theta), kind=kind, partial=float(partial), scaling=scaling)
+
+
+def _check_scaling(keys: _Keys, scaling: Mapping[str, Any]) -> None:
+    for name in _ROPE_NUMBERS & scaling.keys():
+        value = scaling[name]
+        if value is not None and (not is_number(value) or (name == "factor" and value <= 0)):
+            raise LoadError(f"{keys.file}: {name} of the rotary embedding must be a number above 0, got {value!r:.80}")
 
 
 def _first(*values: Any) -> Any:
