@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.config.env import NAMES, read_env
+from octavo.config.env import NAMES, SPIN_COUNT, compute_environment, read_env
 
 
 @pytest.mark.parametrize(("value", "plugins"), [(None, None), ("", ()), ("a, b", ("a", "b"))])
@@ -23,3 +23,9 @@ def test_options_are_told_from_the_few_names():
     env = read_env({"OCTAVO_MAX_MODEL_LEN": "5", "OCTAVO_CACHE": "/c", "OTHER": "1"})
     assert dict(env.options) == {"OCTAVO_MAX_MODEL_LEN": "5"}
     assert len(NAMES) <= 15
+
+
+def test_a_process_that_computes_spins_for_a_bounded_time_unless_the_user_has_set_it():
+    assert compute_environment({"HOME": "/h"}) == {"HOME": "/h", "GOMP_SPINCOUNT": SPIN_COUNT}
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        assert compute_environment({name: "mine"}) == {name: "mine"}

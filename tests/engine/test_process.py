@@ -17,6 +17,7 @@ from octavo.base.requests import EngineRequest
 from octavo.base.types import FinishReason
 from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
 from octavo.engine.process import SocketClient
+from octavo.engine.spawn import process_ahead, start_process
 from tests.support import checkpoints
 
 
@@ -181,3 +182,28 @@ def test_a_start_that_fails_gives_the_parent_the_sentence(tmp_path, make, kind, 
     with pytest.raises(kind, match=words):
         client.wait_ready()
     assert gone(pid)
+
+
+def test_a_process_started_ahead_ends_when_it_gets_no_work():
+    with pytest.raises(LoadError, match="no such model"), process_ahead(True) as process:
+        raise LoadError("no such model")
+    assert process.poll() is not None
+    with process_ahead(False) as process:
+        assert process is None
+
+
+def test_a_process_whose_parent_goes_before_telling_it_anything_ends_by_itself():
+    process = start_process()
+    process.stdin.close()
+    assert process.wait(60) == 0
+
+
+def test_a_process_started_ahead_serves():
+    with process_ahead(True) as process:
+        client = SocketClient(config(checkpoints.tiny_llama()), lambda line: None, process=process)
+        try:
+            assert client.pid == process.pid
+            assert client.wait_ready().num_kv_blocks == 64
+        finally:
+            client.close()
+    assert gone(process.pid)

@@ -20,6 +20,12 @@ NAMES = {
     "OCTAVO_CONFIG": "YAML file with options, as --config.",
 }
 
+# How long a compute thread spins for the next piece of work before it sleeps. GNU OpenMP's own default is some 10 ms:
+# on cores that others use too, threads then spin while the one they wait for cannot run, and a step takes seconds.
+# This is the number that library takes itself when it knows of too few cores; about one wake-up's worth of spinning.
+SPIN_COUNT = "1000"
+SPIN_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Env:
@@ -44,3 +50,11 @@ def read_env(environ: Mapping[str, str] | None = None) -> Env:
         config_file=env.get("OCTAVO_CONFIG") or None,
         options={k: v for k, v in env.items() if k.startswith(_PREFIX) and k not in NAMES},
     )
+
+
+def compute_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a new process that computes: ours, with spinning bounded unless the user has set it."""
+    env = dict(os.environ if environ is None else environ)
+    if not any(name in env for name in SPIN_SETTINGS):
+        env[SPIN_SETTINGS[0]] = SPIN_COUNT
+    return env

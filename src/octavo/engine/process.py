@@ -4,8 +4,8 @@ Promises: the parent learns of the child's death within a second and the child o
 gives the parent the error's own sentence; nothing is left behind (no process, no socket file).
 Does not know: the scheduler, or text.
 
-Protocol. The parent starts `python -m octavo.engine.process` and writes one `Boot` message to its standard input,
-which stays open: its end means that the parent is gone. Two ZeroMQ pairs over `ipc://` in a private folder carry
+Protocol. The parent starts `python -m octavo.engine.process` (see `engine.spawn`) and writes one `Boot` message to its
+standard input, which stays open: its end means that the parent is gone. Two ZeroMQ pairs over `ipc://` in a private folder carry
 messages: parent PUSH -> child PULL (Submit, Abort, Admin, Bye) and child PUSH -> parent PULL (Log, Ready, Failed,
 EngineOutputs, AdminReply). Frames are those of `base.codec`.
 """
@@ -21,6 +21,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ from octavo.base.requests import Abort, Admin, AdminReply, EngineRequest, Submit
 from octavo.config.schema import EngineConfig
 from octavo.engine.client import CallTable
 from octavo.engine.loop import EngineLoop
-from octavo.engine.startup import StartupReport, build_core
+from octavo.engine.spawn import Process, start_process
+from octavo.engine.startup import StartupReport, build_core, executors
 from octavo.plugins.general import load_general
 
 POLL_MS = 200
@@ -110,7 +112,11 @@ def main() -> int:
     """Run an engine for the parent that started us."""
     faulthandler.register(signal.SIGUSR1)  # where every thread stands, to standard error (OPS-3)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; Ctrl-C reaches the whole group
-    boot = msgspec.msgpack.decode(_read_boot(), type=Boot)
+    with suppress(Exception):  # slow, so it is done while the parent reads the model's files; told by `build_core`
+        executors().load("uni")
+    if not (data := _read_boot()):
+        return 0  # the parent is gone, or has no use for us
+    boot = msgspec.msgpack.decode(data, type=Boot)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sender = _Sender(context, f"ipc://{boot.folder}/up")
     stop = threading.Event()
@@ -204,7 +210,7 @@ def _ignore(_: object) -> None:
 
 
 class SocketClient:
-    """An engine process and the sockets to it.
+    """An engine process and the sockets to it. `process` is one that was started ahead; it is this client's then.
 
     Owns: the child, the socket folder, the receive thread, and the queue of messages to send (only the
     receive thread touches the sockets; others wake it through an in-process pair).
@@ -219,6 +225,7 @@ class SocketClient:
         sample_vocab_size: int | None = None,
         plugins: tuple[str, ...] | None = (),
         debug: bool = False,
+        process: Process | None = None,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="octavo-"))
         self._progress = progress
@@ -244,7 +251,8 @@ class SocketClient:
             plugins=plugins,
             debug=debug,
         )
-        self._child = _spawn(boot)
+        self._child = process or start_process()
+        _tell(self._child, boot)
         self._receiver = threading.Thread(target=self._receive, name="octavo-receive", daemon=True)
         self._receiver.start()
 
@@ -344,28 +352,15 @@ class SocketClient:
             self._on_death(error)
 
 
-def _spawn(boot: Boot) -> "subprocess.Popen[bytes]":
-    child = subprocess.Popen(
-        [sys.executable, "-m", "octavo.engine.process"],
-        stdin=subprocess.PIPE,
-        stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
-    )
+def _tell(child: Process, boot: Boot) -> None:
     data = msgspec.msgpack.encode(boot)
-    assert child.stdin is not None
+    if child.stdin is None:
+        raise RuntimeError("the engine process was started without a pipe to its standard input")
     try:
         child.stdin.write(len(data).to_bytes(4, "little") + data)
         child.stdin.flush()
     except BrokenPipeError:
         pass  # it died at once; the receive thread will say so
-    return child
-
-
-def _has_fileno(stream: Any) -> bool:
-    try:
-        stream.fileno()
-    except (OSError, AttributeError, ValueError):
-        return False
-    return True
 
 
 def _exit_error(code: int | None) -> EngineDead:

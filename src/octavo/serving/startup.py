@@ -1,7 +1,7 @@
 """Front composition root: options -> model on disk -> tokenizer, renderer, limits -> engine, embedded or in a process.
 
-Promises: what can fail fast fails before the engine starts; everything a door needs comes back in one bundle;
-`close()` frees it all.
+Promises: what can fail fast fails before the engine is given work; an engine's process starts first and imports
+while this one reads the model's files; everything a door needs comes back in one bundle; `close()` frees it all.
 Does not know: which door asked.
 """
 
@@ -19,6 +19,7 @@ from octavo.config.pull import EMBEDDED_NAME, pull_model
 from octavo.config.schema import EngineConfig
 from octavo.engine.client import EngineClient, InprocClient
 from octavo.engine.process import SocketClient
+from octavo.engine.spawn import Process, process_ahead
 from octavo.engine.startup import StartupReport, build_core
 from octavo.inputs.chat import load_chat_template
 from octavo.inputs.limits import Limits
@@ -119,11 +120,11 @@ def _replace_model(config: EngineConfig, path: str) -> EngineConfig:
 
 
 def start_client(
-    prepared: Prepared, progress: Progress, *, env: Env, separate: bool
+    prepared: Prepared, progress: Progress, *, env: Env, process: Process | None = None
 ) -> tuple[EngineClient, StartupReport]:
-    """Start the engine, in a process of its own or in this one."""
+    """Start the engine, in `process` or in this one."""
     vocab = prepared.tokenizer.vocab_size
-    if separate:
+    if process is not None:
         client = SocketClient(
             prepared.config,
             progress,
@@ -131,6 +132,7 @@ def start_client(
             sample_vocab_size=vocab,
             plugins=env.plugins,
             debug=env.debug,
+            process=process,
         )
         return client, client.wait_ready()
     started = build_core(
@@ -168,7 +170,7 @@ def open_offline(options: Mapping[str, Any], progress: Progress | None = None, e
     env = env or read_env()
     progress = progress or _quiet
     prepared = prepare(given_from_keywords(options, ENGINE_SECTIONS, env), env, progress)
-    client, report = start_client(prepared, progress, env=env, separate=False)
+    client, report = start_client(prepared, progress, env=env)
     info = _info(prepared, report, UsageContext.LLM_CLASS)
     limits = _limits(prepared, report)
     return OfflineFront(
@@ -182,11 +184,21 @@ def open_offline(options: Mapping[str, Any], progress: Progress | None = None, e
 
 
 def open_online(
-    given: Given, progress: Progress, env: Env, usage: UsageContext = UsageContext.API_SERVER
+    given: Given,
+    progress: Progress,
+    env: Env,
+    usage: UsageContext = UsageContext.API_SERVER,
+    *,
+    process: Process | None = None,
 ) -> OnlineFront:
-    """An engine for asynchronous doors, in a process of its own unless `--no-multiprocessing`."""
-    prepared = prepare(given, env, progress)
-    client, report = start_client(prepared, progress, env=env, separate=prepared.config.device.multiprocessing)
+    """An engine for asynchronous doors, in a process of its own unless `--no-multiprocessing`.
+
+    `process` is one that the caller has started ahead and ends if this fails; one is started here otherwise.
+    """
+    own = process is None and engine_config(given).device.multiprocessing
+    with process_ahead(own) as ahead:
+        prepared = prepare(given, env, progress)
+        client, report = start_client(prepared, progress, env=env, process=process or ahead)
     info = _info(prepared, report, usage)
     limits = _limits(prepared, report)
     stats = StatsBook()
