@@ -63,6 +63,12 @@ def test_the_cut_tensor_is_named(tmp_path: Path) -> None:
         ({"w": 3}, "header cannot be understood"),
         (b'{"w": ', "header cannot be understood"),
         (b"\xff" * 8, "not a safetensors file"),
+        ({"w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}, "goes on for 4 bytes after its last tensor"),
+        ({"w": {"dtype": "F32", "shape": [3], "data_offsets": [4, 16]}}, "'w' does not begin where"),
+        (
+            {n: {"dtype": "F32", "shape": [2], "data_offsets": [a, a + 8]} for n, a in (("v", 0), ("w", 4))},
+            "'w' does not",
+        ),
     ],
 )
 def test_damaged_headers_are_refused(tmp_path: Path, header: object, why: str) -> None:

@@ -20,6 +20,12 @@ def test_a_string_and_a_list_in_the_configuration(tmp_path: Path) -> None:
     assert read_templates(str(tmp_path)) == {"default": "a", "tool_use": "b"}
 
 
+@pytest.mark.parametrize("value", [5, [5], [{"name": 5}], [{"template": "a"}], [{"name": "x", "template": None}], []])
+def test_what_is_no_template_is_left_out(tmp_path: Path, value: Any) -> None:
+    config(tmp_path, chat_template=value)
+    assert read_templates(str(tmp_path)) == {}
+
+
 def test_files_of_their_own_come_first(tmp_path: Path) -> None:
     config(tmp_path, chat_template="a")
     (tmp_path / "chat_template.jinja").write_text("Größe")

@@ -14,6 +14,7 @@ from octavo.base.errors import LoadError
 from octavo.inputs.tokenizer import load_tokenizer
 from octavo.inputs.tokenizer_fast import LONG_TEXT, without_surrogates
 from tests.inputs.builders import CORPUS, SPECIALS, TEXTS, byte_bpe, save_folder
+from tests.support.checkpoints import tiny_llama
 
 MIXED = "<|im_start|>user\nWhat's 12 + 30?<|im_end|> <tool_call> x </think><s>"
 
@@ -248,6 +249,14 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(byte_bpe().to_str())
     with pytest.raises(LoadError, match=r"tokenizer_config\.json is not valid JSON"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("listed", [5, ["a"], {"x": {}}, {"1": 5}, {"1": {"content": 5}}], ids=str)
+def test_damaged_lists_of_added_tokens_are_named(tmp_path: Path, listed: object) -> None:
+    folder = tiny_llama(tmp_path / "m")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": listed}))
+    with pytest.raises(LoadError, match=r"tokenizer_config\.json is damaged"):
+        load_tokenizer(str(folder))
 
 
 def test_an_added_token_keeps_its_flags(tmp_path: Path) -> None:

@@ -73,7 +73,15 @@ def read_safetensors(path: str | Path) -> SafetensorsFile:
             )
         if tensor.start + tensor.size > len(file):
             raise _cut_short(file, f"tensor {tensor.name!r}, which ends at byte {tensor.start + tensor.size}")
-    return SafetensorsFile(file, {t.name: t for t in sorted(found, key=lambda t: t.start)})
+    in_order = sorted(found, key=lambda t: (t.start, t.size))
+    at = base
+    for tensor in in_order:
+        if tensor.start != at:
+            raise LoadError(f"{path} is damaged: tensor {tensor.name!r} does not begin where the one before it ends")
+        at += tensor.size
+    if at != len(file):
+        raise LoadError(f"{path} is damaged: it goes on for {len(file) - at} bytes after its last tensor")
+    return SafetensorsFile(file, {t.name: t for t in in_order})
 
 
 def _entry(name: str, fields: Mapping[str, Any], base: int) -> SafeTensor:

@@ -54,13 +54,12 @@ def _run(name: str, args: list[str]) -> int:
         return _fail(str(error), EXIT_FAILED, debug=env.debug)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except MemoryError as error:
-        text = f"out of memory ({error}); lower --max-num-seqs, --max-num-batched-tokens or --max-model-len."
-        return _fail(text, EXIT_FAILED, debug=env.debug)
     except BrokenPipeError:
         return EXIT_FAILED
     except Exception as error:  # the edge of the program: one sentence, the stack on demand
-        text = f"unexpected {type(error).__name__}: {error}; set OCTAVO_DEBUG=1 to see where."
+        text = f"unexpected {type(error).__name__}: {str(error)[:300]}; set OCTAVO_DEBUG=1 to see where."
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # numpy's words, torch's words
+            text = "out of memory; lower --max-model-len, --max-num-seqs or --max-num-batched-tokens."
         return _fail(text, EXIT_FAILED, debug=env.debug)
 
 

@@ -52,7 +52,8 @@ def _named(value: Any) -> dict[str, str]:
     if isinstance(value, str):
         return {"default": value}
     if isinstance(value, list):
-        return {item["name"]: item["template"] for item in value if isinstance(item, dict)}
+        pairs = [(item.get("name"), item.get("template")) for item in value if isinstance(item, Mapping)]
+        return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
     return {str(k): str(v) for k, v in value.items()} if isinstance(value, Mapping) else {}
 
 

@@ -53,7 +53,12 @@ def load_folder(folder: Path) -> FastTokenizer:
     specials = special_tokens(config)
     if _declares_llama(folder, config) and _is_sentencepiece_bpe(core):
         _use_llama_spaces(core, config)
-    _add_missing(core, config, specials)
+    try:
+        _add_missing(core, config, specials)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise LoadError(
+            f"{folder / 'tokenizer_config.json'} is damaged: its added tokens cannot be understood"
+        ) from None
     return FastTokenizer(core, specials)
 
 
