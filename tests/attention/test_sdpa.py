@@ -46,6 +46,13 @@ def test_uniform_batches(rows):
     run_and_compare(BACKEND, need_of(3, 3, 20), rows, 16)
 
 
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("window", [None, 16])
+@pytest.mark.parametrize("rows", [[(0, 1)], [(3, 1), (40, 1), (17, 1)], [(200, 1), (1, 1), (150, 1)]])
+def test_decode_rows_of_like_and_unlike_lengths(rows, window, padding):
+    run_and_compare(BACKEND, need_of(4, 2, 16, window=window), rows, 16, padding=padding)
+
+
 def test_padding_tokens_are_finite_and_touch_no_row():
     run_and_compare(BACKEND, need_of(4, 2, 16), [(5, 1), (0, 9)], 16, padding=7)
 

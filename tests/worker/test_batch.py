@@ -23,20 +23,20 @@ def random_table(rng: np.random.Generator, sizes: tuple[int, ...]) -> RequestTab
 def random_plan(rng: np.random.Generator, table: RequestTable, rows: int, kind: str) -> BatchPlan:
     slots = rng.permutation(SLOTS)[:rows]
     ends = np.array([rng.integers(1, table.num_tokens[s] + 1) for s in slots], dtype=np.int64)
-    counts = np.array([1 if kind == "decode" or rng.random() < 0.4 else rng.integers(1, e + 1) for e in ends])
+    counts = np.array([1 if kind != "mixed" or rng.random() < 0.4 else rng.integers(1, e + 1) for e in ends])
     return BatchPlan(
         new=(),
         slots=as_ints(slots),
         starts=as_ints(ends - counts),
         counts=as_ints(counts),
-        sample_counts=as_ints(rng.integers(0, 2, rows)),
+        sample_counts=as_ints([1] * rows if kind == "steady" else rng.integers(0, 2, rows)),
         draft_counts=as_ints([0] * rows),
         new_blocks=(ragged([[]] * rows),),
     )
 
 
 @pytest.mark.parametrize("sizes", [(1,), (16,), (7, 64)])
-@pytest.mark.parametrize("kind", ["decode", "mixed"])
+@pytest.mark.parametrize("kind", ["steady", "decode", "mixed"])
 @pytest.mark.parametrize("rows", [1, 3, 9])
 def test_every_field_equals_the_twins(sizes: tuple[int, ...], kind: str, rows: int) -> None:
     rng = np.random.default_rng(rows * 100 + sum(sizes))

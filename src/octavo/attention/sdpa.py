@@ -54,7 +54,7 @@ class LongRow:
 class Bucket:
     """Rows with one new token each, padded to `length` keys."""
 
-    tokens: torch.Tensor  # [N], their places in the step
+    tokens: torch.Tensor | None  # [N], their places in the step; None: all tokens of the step, in order
     blocks: torch.Tensor  # [N * blocks a row]
     length: int  # keys a row, padding included
     stale: torch.Tensor  # places in [N * length] that are not the row's
@@ -66,6 +66,12 @@ class View(NamedTuple):
 
     long_rows: tuple[LongRow, ...]
     buckets: tuple[Bucket, ...]
+
+    @property
+    def whole(self) -> Bucket | None:
+        """The bucket that is all there is to the step, if it is one."""
+        one = self.buckets[0] if len(self.buckets) == 1 else None
+        return one if one is not None and one.tokens is None else None
 
 
 class SdpaPlan:
@@ -151,19 +157,26 @@ class _Planner:
         starts = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
         first_blocks = starts // size
         num_blocks = -(-ends // size) - first_blocks
+        longest = int(num_blocks.max())
+        if len(rows) * longest * size <= BUCKET_TOKENS and int(num_blocks.min()) >= self._shortest(longest):
+            return [self._bucket(rows, starts, ends, first_blocks, longest, whole=len(rows) == self.batch.num_tokens)]
         order = np.argsort(-num_blocks, kind="stable")
         rows, starts, ends = rows[order], starts[order], ends[order]
         first_blocks, num_blocks = first_blocks[order], num_blocks[order]
         out, at = [], 0
         while at < len(rows):
             longest = int(num_blocks[at])
-            shortest = min(longest / BUCKET_WASTE, longest - BUCKET_SLACK / size)
+            shortest = self._shortest(longest)
             room = max(1, BUCKET_TOKENS // (longest * size))
             stop = at + int(np.count_nonzero(num_blocks[at : at + room] >= shortest))
             part = slice(at, stop)
             out.append(self._bucket(rows[part], starts[part], ends[part], first_blocks[part], longest))
             at = stop
         return out
+
+    def _shortest(self, longest: int) -> float:
+        """Blocks that a row of a bucket must have beside one of `longest`."""
+        return min(longest / BUCKET_WASTE, longest - BUCKET_SLACK / self.block_size)
 
     def _bucket(
         self,
@@ -172,6 +185,8 @@ class _Planner:
         ends: npt.NDArray[np.int64],
         first_blocks: npt.NDArray[np.int64],
         num_blocks: int,
+        *,
+        whole: bool = False,
     ) -> Bucket:
         size, table = self.block_size, self.batch.block_table
         columns = first_blocks[:, None] + np.arange(num_blocks)
@@ -180,7 +195,7 @@ class _Planner:
         positions = first_blocks[:, None] * size + np.arange(length)
         seen = (positions >= starts[:, None]) & (positions < ends[:, None])
         return Bucket(
-            tokens=self._tensor(self.batch.query_starts[rows].astype(np.int64)),
+            tokens=None if whole else self._tensor(self.batch.query_starts[rows].astype(np.int64)),
             blocks=self._tensor(blocks.reshape(-1)),
             length=length,
             stale=self._tensor(np.flatnonzero(~seen)),
@@ -214,6 +229,8 @@ class SdpaImpl:
     ) -> torch.Tensor:
         plan = cast(SdpaPlan, plan)
         view = plan.view(self._need.window)
+        if view.whole is not None and len(query) == plan.num_tokens:
+            return self._attend_bucket(view.whole, query, binding).view(query.shape)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if len(out) > plan.num_tokens:
             out[plan.num_tokens :] = 0
@@ -259,12 +276,21 @@ class SdpaImpl:
         return answer.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, dim)
 
     def _bucket(self, bucket: Bucket, query: torch.Tensor, binding: LayerBinding, out: torch.Tensor) -> None:
-        num_rows, (_, num_heads, dim) = len(bucket.tokens), query.shape
+        if bucket.tokens is None:
+            part = out[: len(bucket.mask)]
+            part.copy_(self._attend_bucket(bucket, query[: len(part)], binding).view(part.shape))
+        else:
+            mine = query.index_select(0, bucket.tokens)
+            out.index_copy_(0, bucket.tokens, self._attend_bucket(bucket, mine, binding).view(mine.shape))
+
+    def _attend_bucket(self, bucket: Bucket, query: torch.Tensor, binding: LayerBinding) -> torch.Tensor:
+        """query [N, H, D] of the bucket's rows -> [N, G, H / G, D]."""
+        num_rows, num_heads, dim = query.shape
         num_groups = binding.key.shape[1]
         keys, values = (self._gather_bucket(cache, bucket, num_rows) for cache in (binding.key, binding.value))
-        wide = query.index_select(0, bucket.tokens).view(num_rows, num_groups, num_heads // num_groups, dim)
+        wide = query.view(num_rows, num_groups, num_heads // num_groups, dim)
         answer = F.scaled_dot_product_attention(wide, keys, values, attn_mask=bucket.mask, scale=self._need.scale)
-        out.index_copy_(0, bucket.tokens, answer.reshape(num_rows, num_heads, dim))
+        return answer.contiguous()
 
     @staticmethod
     def _gather_bucket(cache: torch.Tensor, bucket: Bucket, num_rows: int) -> torch.Tensor:

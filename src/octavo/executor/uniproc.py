@@ -39,16 +39,23 @@ class UniprocHandle:
 
     def __init__(self, seq: int) -> None:
         self._seq = seq
-        self._outcome: Future[StepResult] = Future()
+        self._result: StepResult | None = None
+        self._error: EngineDead | None = None
+        self._running = threading.Lock()  # held until the outcome is there; a step's fastest signal
+        self._running.acquire()
         self._late: queue.SimpleQueue[tuple[PlanPart, ...] | None] = queue.SimpleQueue()
 
     def result(self) -> StepResult:
         """Wait for the step. Raises `EngineDead` when it, or one before it, failed as a whole."""
-        return self._outcome.result()
+        with self._running:
+            pass
+        if self._result is None:
+            raise self._error or EngineDead(f"step {self._seq} has no result")
+        return self._result
 
     def done(self) -> bool:
         """True when `result()` returns at once."""
-        return self._outcome.done()
+        return self._result is not None or self._error is not None
 
     def supply(self, parts: Sequence[PlanPart]) -> None:
         """Hand over late parts; in several calls if need be."""
@@ -71,12 +78,14 @@ class UniprocHandle:
     def finish(self, run: Callable[[], StepResult], failed: Callable[[BaseException], None]) -> None:
         """The worker's side: run the step and keep the outcome. `failed` hears first what went wrong."""
         try:
-            self._outcome.set_result(run())
+            self._result = run()
         except BaseException as error:
             failed(error)
             dead = error if isinstance(error, EngineDead) else EngineDead(f"step {self._seq} failed: {error!r}")
             dead.__cause__ = None if dead is error else error
-            self._outcome.set_exception(dead)
+            self._error = dead
+        finally:
+            self._running.release()
 
 
 class UniprocExecutor:

@@ -102,7 +102,7 @@ class SamplingRows:
 class SamplingState:
     """Parameters by slot.
 
-    Owns: the parameter array, each slot's rules, and the metadata made last.
+    Owns: the parameter array, each slot's rules, which slots want prompt scores, and the metadata made last.
     """
 
     def __init__(self, *, max_num_seqs: int, vocab_limit: int, engine_seed: int) -> None:
@@ -111,6 +111,12 @@ class SamplingState:
         self._params = np.zeros(max_num_seqs, dtype=PARAMS)
         self._rules: list[Rules | None] = [None] * max_num_seqs
         self._made: SamplingMetadata | None = None
+        self._prompt_scored: set[int] = set()
+
+    @property
+    def scores_prompts(self) -> bool:
+        """True when some slot's request wants its prompt scored."""
+        return bool(self._prompt_scored)
 
     def enter(
         self,
@@ -135,12 +141,14 @@ class SamplingState:
         row["min_tokens"], row["num_prompt"] = p.min_tokens, num_prompt_tokens
         row["logprobs"] = self._columns(p.logprobs)
         row["prompt_logprobs"] = self._columns(p.prompt_logprobs)
+        (self._prompt_scored.discard if p.prompt_logprobs is None else self._prompt_scored.add)(slot)
         self._rules[slot] = self._make_rules(p, eos_token_ids, bad_words_ids)
         self._made = None
 
     def leave(self, slot: int) -> None:
         """The slot's request finished or was preempted."""
         self._rules[slot] = None
+        self._prompt_scored.discard(slot)
         self._made = None
 
     def prompt_columns(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

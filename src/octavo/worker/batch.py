@@ -53,7 +53,7 @@ class InputBatch:
 class InputBatcher:
     """Builds batches into buffers that persist.
 
-    Owns: the buffers of token ids, positions and each group's slots.
+    Owns: the buffers of token ids, positions and each group's slots, and tables of numbers that never change.
     """
 
     def __init__(self, *, max_num_tokens: int, block_sizes: Sequence[int], device: torch.device) -> None:
@@ -62,13 +62,18 @@ class InputBatcher:
         self._token_ids = StepBuffer(max_num_tokens, device)
         self._positions = StepBuffer(max_num_tokens, device)
         self._slots = tuple(StepBuffer(max_num_tokens, device) for _ in block_sizes)
+        # What most index arrays are views of.
+        self._index = torch.arange(max_num_tokens, device=device)
+        self._numbers = np.arange(max_num_tokens)
+        self._starts = np.arange(max_num_tokens + 1, dtype=np.int32)
+        self._numbers.flags.writeable = self._starts.flags.writeable = False
 
     def build(self, plan: BatchPlan, table: RequestTable) -> InputBatch:
         """The plan's rows, on the state that `table` is in."""
         rows = self._rows(plan)
         total = len(rows.positions)
         self._token_ids.room(total)[:] = table.token_ids[rows.token_slot, rows.positions]
-        sampled = plan.sample_counts > 0
+        sample_rows, sample_index, sample_lengths = self._sampled(plan, rows)
         return InputBatch(
             slots=plan.slots,
             starts=plan.starts,
@@ -76,27 +81,36 @@ class InputBatcher:
             query_starts=rows.query_starts,
             token_ids=self._token_ids.tensor(total),
             positions=self._positions.tensor(total),
-            sample_rows=np.flatnonzero(sampled),
-            sample_index=to_device(rows.query_starts[1:][sampled].astype(np.int64) - 1, self._device),
-            sample_lengths=rows.seq_lens[sampled].astype(np.int64),
+            sample_rows=sample_rows,
+            sample_index=sample_index,
+            sample_lengths=sample_lengths,
             groups=tuple(self._group(g, plan, rows, table) for g in range(len(self._block_sizes))),
             group_slots=tuple(buffer.tensor(total) for buffer in self._slots),
             shape=BatchShape(num_tokens=total, num_rows=plan.num_rows, uniform=total == plan.num_rows),
         )
 
+    def _sampled(self, plan: BatchPlan, rows: "_Rows") -> tuple[Longs, Tensor, Longs]:
+        """Rows that yield a token, the places of their last tokens, and how many tokens they know."""
+        count = plan.num_rows
+        if rows.max_query_len == 1 and plan.sample_counts.all():
+            return self._numbers[:count], self._index[:count], rows.seq_lens.astype(np.int64)
+        sampled = plan.sample_counts > 0
+        places = rows.query_starts[1:][sampled].astype(np.int64) - 1
+        return np.flatnonzero(sampled), to_device(places, self._device), rows.seq_lens[sampled].astype(np.int64)
+
     def _rows(self, plan: BatchPlan) -> "_Rows":
+        longest = int(plan.counts.max(initial=0))
+        if longest == 1:  # one token a row: rows are tokens
+            positions = self._positions.room(plan.num_rows)
+            positions[:] = plan.starts
+            return _Rows(self._starts[: plan.num_rows + 1], plan.starts + plan.counts, plan.slots, positions, longest)
         query_starts = np.zeros(plan.num_rows + 1, dtype=np.int32)
         np.cumsum(plan.counts, out=query_starts[1:])
         total = int(query_starts[-1])
         token_row = np.repeat(np.arange(plan.num_rows), plan.counts)
         positions = self._positions.room(total)
         np.subtract(np.arange(total), (query_starts[:-1] - plan.starts)[token_row], out=positions)
-        return _Rows(
-            query_starts=query_starts,
-            seq_lens=plan.starts + plan.counts,
-            token_slot=plan.slots[token_row],
-            positions=positions,
-        )
+        return _Rows(query_starts, plan.starts + plan.counts, plan.slots[token_row], positions, longest)
 
     def _group(self, group: int, plan: BatchPlan, rows: "_Rows", table: RequestTable) -> AttentionBatch:
         size, blocks = self._block_sizes[group], table.block_tables[group]
@@ -113,12 +127,12 @@ class InputBatcher:
             block_table=blocks[plan.slots, : max(1, -(-longest // size))],
             slots=room,
             num_tokens=len(rows.positions),
-            max_query_len=int(plan.counts.max(initial=0)),
+            max_query_len=rows.max_query_len,
             max_seq_len=longest,
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Rows:
     """What all groups share."""
 
@@ -126,3 +140,4 @@ class _Rows:
     seq_lens: Ints  # [R]
     token_slot: Ints  # [T], the request's slot of each token
     positions: Longs  # [T]
+    max_query_len: int

@@ -79,8 +79,9 @@ class SampleChooser:
         A row that fails is given a token in `table` all the same: the next step, which may have been planned
         already, computes it and is dropped.
         """
-        prompt = self._score_prompts(model, hidden, batch, table)
-        slots = batch.slots[batch.sample_rows]
+        prompt = self._score_prompts(model, hidden, batch, table) if self._state.scores_prompts else ()
+        whole = len(batch.sample_rows) == batch.num_tokens  # every token yields one
+        slots = batch.slots if whole else batch.slots[batch.sample_rows]
         rows = SamplingRows(
             metadata=self._state.metadata(slots), token_ids=table.token_ids, lengths=batch.sample_lengths
         )
@@ -88,7 +89,8 @@ class SampleChooser:
             nothing = np.zeros(0, dtype=np.int64)
             tokens = _ragged(batch.num_rows, nothing, nothing)
             return Chosen(tokens=tokens, logprobs=None, prompt_logprobs=prompt, errors=())
-        out = self._sampler.sample(model.logits(hidden[batch.sample_index]), rows, masks)
+        last = hidden[: batch.num_tokens] if whole else hidden[batch.sample_index]
+        out = self._sampler.sample(model.logits(last), rows, masks)
         sampled = out.tokens.cpu().numpy()
         errors = tuple(RowError(int(batch.sample_rows[e.row]), e.message) for e in out.errors)
         bad = {e.row for e in (*errors, *failed)}
