@@ -36,14 +36,18 @@ def draw_row(
 def kept(z: Floats32, top_k: int, top_p: float, floor: np.float32) -> tuple[Ids, Floats32]:
     """Ids, rising, and weights of what min-p (as the least `z`), top-k and top-p leave of scaled logits [V]."""
     limited = 0 < top_k < len(z)
-    total = 0.0 if limited else _weight(z[z >= floor])
+    total = 0.0 if limited else _weight(z if floor == -inf else z[z >= floor])
     for level in (*(np.float32(c) for c in LEVELS if c > floor), floor):
-        ids = np.flatnonzero(z >= level)
+        near = z >= level
+        if limited and level > floor and np.count_nonzero(near) < top_k:
+            continue  # counting is much cheaper than listing
+        ids = np.flatnonzero(near)
         values = z[ids]
-        if len(ids) >= top_k if limited else _weight(values) >= top_p * total:
+        if limited or _weight(values) >= top_p * total:
             break
-    falling = np.sort(values)[::-1]
-    count = min(top_k, len(falling)) if limited else len(falling)
+    count = min(top_k, len(values)) if limited else len(values)
+    largest = values if count == len(values) else np.partition(values, len(values) - count)[-count:]
+    falling = np.sort(largest)[::-1]
     if top_p < 1.0:
         sums = np.cumsum(np.exp(falling[:count]), dtype=np.float64)
         bound = top_p * (float(sums[-1]) if limited else total)

@@ -28,6 +28,7 @@ from octavo.sampling.state import SamplingMetadata, SamplingRows
 
 Mask = Callable[[Tensor], None]  # station 3: forbids tokens of float32 logits [N, V] in place
 
+NO_ROWS: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 NOT_FINITE = "the model gave logits that are NaN or infinite for this request"
 NOTHING_LEFT = (
     "no token is left to choose from: allowed_token_ids, bad_words, min_tokens or the grammar forbid every one"
@@ -167,6 +168,9 @@ def _peaks(x: Tensor) -> tuple[Tensor, Tensor]:
 def _failures(peaks: Tensor) -> tuple[tuple[RowError, ...], npt.NDArray[np.int64]]:
     """Rows whose largest logit is no number to go by: NaN, +inf, or -inf when nothing is left."""
     host = peaks.cpu().numpy()
-    failed = np.flatnonzero(~np.isfinite(host))
+    finite = np.isfinite(host)
+    if finite.all():
+        return (), NO_ROWS
+    failed = np.flatnonzero(~finite)
     errors = tuple(RowError(int(r), NOTHING_LEFT if host[r] == -np.inf else NOT_FINITE) for r in failed)
     return errors, failed

@@ -93,11 +93,12 @@ class SampleChooser:
         out = self._sampler.sample(model.logits(last), rows, masks)
         sampled = out.tokens.cpu().numpy()
         errors = tuple(RowError(int(batch.sample_rows[e.row]), e.message) for e in out.errors)
-        bad = {e.row for e in (*errors, *failed)}
-        keep = np.ones(len(slots), dtype=np.bool_)
-        if bad:
-            keep = ~np.isin(batch.sample_rows, list(bad))
         table.append(slots, sampled)
+        bad = {e.row for e in (*errors, *failed)}
+        if whole and not bad:
+            tokens = Ragged(batch.query_starts, sampled.astype(np.int32))
+            return Chosen(tokens=tokens, logprobs=out.logprobs, prompt_logprobs=prompt, errors=())
+        keep = ~np.isin(batch.sample_rows, list(bad))
         return Chosen(
             tokens=_ragged(batch.num_rows, batch.sample_rows[keep], sampled[keep]),
             logprobs=_lines(out.logprobs, keep),

@@ -74,8 +74,10 @@ class RequestTable:
         """Add one sampled token to each of `slots`; known rows of later plans carry none."""
         at = self.num_tokens[slots]
         room = at < self.max_tokens  # false only for a row that ends in this step anyway
-        self.token_ids[slots[room], at[room]] = tokens[room]
-        self.num_tokens[slots[room]] += 1
+        if not room.all():
+            slots, at, tokens = slots[room], at[room], tokens[room]
+        self.token_ids[slots, at] = tokens
+        self.num_tokens[slots] = at + 1
 
     def clear(self) -> None:
         """Forget every request."""
