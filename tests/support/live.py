@@ -42,6 +42,7 @@ class Live:
     url: str
     model: str
     process: "subprocess.Popen[str] | None" = None
+    lines: list[str] = field(default_factory=list)  # what a process of its own has written to stderr
     http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -147,7 +148,7 @@ def spawn(*args: str, env: dict[str, str] | None = None, start_s: float = 120.0)
     reader.start()
     try:
         assert ready.wait(start_s) and found, "".join(lines)
-        server = Live(found[0][1], found[0][2], process)
+        server = Live(found[0][1], found[0][2], process, lines)
         try:
             yield server
         finally:
