@@ -207,3 +207,27 @@ def test_a_process_started_ahead_serves():
         finally:
             client.close()
     assert gone(process.pid)
+
+
+def test_nobody_waits_for_a_process_that_has_just_ended(front):
+    """Between the child's end and its being noticed, nothing is connected: sends must not wait."""
+    for _ in range(3):
+        front.client.abort(("unknown",))
+    os.kill(front.client.pid, signal.SIGKILL)
+    assert wait_gone(front.client.pid)
+    start = time.monotonic()
+    front.client.abort(("a",))
+    with pytest.raises(EngineDead):
+        for _ in range(1000):
+            front.client.submit((request("z"),))
+    assert time.monotonic() - start < 5
+
+
+def test_an_interrupted_start_leaves_no_process():
+    client = SocketClient(config(checkpoints.tiny_llama()), lambda line: None)
+    pid, folder = client.pid, client._folder
+    start = time.monotonic()
+    client.close()
+    assert time.monotonic() - start < 10
+    assert gone(pid)
+    assert not folder.exists()

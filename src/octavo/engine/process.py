@@ -40,7 +40,9 @@ from octavo.engine.startup import StartupReport, build_core, executors
 from octavo.plugins.general import load_general
 
 POLL_MS = 200
+CONNECT_TRIES = 50  # of POLL_MS each
 STOP_TIMEOUT_S = 20.0
+KILL_AFTER_S = 5.0
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +97,7 @@ class _Sender:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # a front that is slow for a moment must not stop the step
         self._socket.connect(address)
         self._encoder = Encoder()
         self._lock = threading.Lock()
@@ -238,6 +241,7 @@ class SocketClient:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._down = self._context.socket(zmq.PUSH)
         self._down.setsockopt(zmq.LINGER, 1000)
+        self._down.setsockopt(zmq.SNDHWM, 0)  # so that a send never waits; what may wait is limited above
         self._down.bind(f"ipc://{self._folder}/down")
         self._up = self._context.socket(zmq.PULL)
         self._up.bind(f"ipc://{self._folder}/up")
@@ -276,7 +280,7 @@ class SocketClient:
         self._send(Submit(requests))
 
     def abort(self, request_ids: tuple[str, ...]) -> None:
-        if self.alive():
+        with suppress(EngineDead):
             self._send(Abort(request_ids))
 
     def call(self, method: str, timeout_s: float = 30.0, **args: Any) -> Any:
@@ -290,10 +294,12 @@ class SocketClient:
     def close(self) -> None:
         if self._closed:
             return
-        if self._error is None and self._child.poll() is None:
-            self._send(Bye())
+        serving = self._ready.done() and self._error is None
+        if serving:
+            with suppress(EngineDead):
+                self._send(Bye())
         self._closed = True
-        self._end_child()
+        self._end_child(asked=serving)
         self._receiver.join(5)
         self._calls.fail(EngineDead("the engine was closed"))
         with self._lock:
@@ -305,16 +311,27 @@ class SocketClient:
         with self._lock:
             if not self.alive():
                 raise EngineDead(str(self._error) if self._error else "the engine is closed")
-            self._down.send_multipart(self._encoder.encode(message), copy=False)
+            # Nobody is connected in two cases: the child has only just said that it is ready, or it has ended
+            # and the receive thread has not seen it yet.
+            for _ in range(CONNECT_TRIES):
+                if self._down.poll(POLL_MS, zmq.POLLOUT) or self._child.poll() is not None:
+                    break
+            try:
+                self._down.send_multipart(self._encoder.encode(message), zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                raise EngineDead("the engine process has ended") from None
 
-    def _end_child(self) -> None:
-        for grace_s, push in ((STOP_TIMEOUT_S, self._child.terminate), (5.0, self._child.kill)):
+    def _end_child(self, *, asked: bool) -> None:
+        """Wait for a child that was asked to stop; push one that was not, or does not."""
+        if not asked:
+            self._child.terminate()
+        for grace_s, push in ((STOP_TIMEOUT_S if asked else KILL_AFTER_S, self._child.kill), (KILL_AFTER_S, None)):
             try:
                 self._child.wait(grace_s)
                 break
             except subprocess.TimeoutExpired:
-                push()
-        self._child.wait()
+                if push is not None:
+                    push()
         if self._child.stdin:
             self._child.stdin.close()
 
