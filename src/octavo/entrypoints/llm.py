@@ -13,12 +13,13 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from octavo.base.errors import ClientError, EngineDead
 from octavo.base.outputs import RequestOutput, StatsSnapshot
 from octavo.base.params import SamplingParams
 from octavo.serving.info import EngineInfo
+from octavo.serving.intake import placed
 from octavo.serving.progress import open_progress
 from octavo.serving.startup import open_offline
 from octavo.serving.sync_engine import SyncEngine
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
+T = TypeVar("T")
 _PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids"})
 
 
@@ -201,7 +203,11 @@ class LLM:
         """One for each input; the defaults ask for no more tokens than the context has room for."""
         if params is None:
             default = SamplingParams(**front.info.default_sampling)
-            return [front.limits.check(one, default, max_tokens_is_default=True) for one in inputs]
+
+            def fit(front: Offline, one: "EngineInput") -> SamplingParams:
+                return front.limits.check(one, default, max_tokens_is_default=True)
+
+            return [_numbered(i, len(inputs), fit, front, one) for i, one in enumerate(inputs)]
         if isinstance(params, SamplingParams):
             return [params] * len(inputs)
         if isinstance(params, str | bytes | Mapping):
@@ -249,17 +255,9 @@ def _no_params(given: Any) -> ClientError:
     )
 
 
-def _numbered(
-    index: int, total: int, render: Callable[[Offline, Any], "EngineInput"], front: Offline, item: Any
-) -> "EngineInput":
+def _numbered(index: int, total: int, render: Callable[[Offline, Any], T], front: Offline, item: Any) -> T:
     """`render(front, item)`, with the item's place in the list in the error's message."""
     try:
         return render(front, item)
     except ClientError as error:
-        if total > 1:
-            raise _placed(error, index) from None
-        raise
-
-
-def _placed(error: ClientError, index: int) -> ClientError:
-    return type(error)(f"prompt {index}: {error.message}", param=error.param, code=error.code)
+        raise placed(error, index, total) from None

@@ -123,6 +123,13 @@ class Intake:
         return Prepared(opening, requests)
 
 
+def placed(error: ClientError, place: int, num_prompts: int) -> ClientError:
+    """The same error; where several prompts were given its message says which of them was refused."""
+    if num_prompts == 1:
+        return error
+    return type(error)(f"prompt {place}: {error.message}", param=error.param, code=error.code)
+
+
 def _check_priority(priority: object) -> None:
     """The queue compares priorities: one that is no number would fail there."""
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:

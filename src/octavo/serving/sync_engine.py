@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
-from octavo.base.errors import EngineDead
+from octavo.base.errors import ClientError, EngineDead
 from octavo.base.outputs import EngineOutputs, RequestDelta, RequestOutput
 from octavo.base.params import SamplingParams
 from octavo.base.types import OutputKind
@@ -22,7 +22,7 @@ from octavo.engine.client import EngineClient
 from octavo.outputs.assembler import OutputAssembler
 from octavo.outputs.detokenizer import Decoder
 from octavo.serving.info import EngineInfo
-from octavo.serving.intake import Intake, Prepared, RequestIds, RequestOptions
+from octavo.serving.intake import Intake, Prepared, RequestIds, RequestOptions, placed
 from octavo.serving.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ class SyncEngine:
         A request that fails inside the engine gives a result with `error`; the others go on. Raises
         `ClientError` when one cannot be served (then none was sent) and `EngineDead` when the engine is gone.
         """
-        kind = OutputKind.FINAL_ONLY
-        prepared = [self._intake.prepare(input, params, options, kind=kind) for input, params in items]
+        prepared = [self._prepare(place, items, options) for place in range(len(items))]
         if not prepared:
             return []
         call = _Call(prepared, OutputAssembler(self._decoder), SimpleQueue())
@@ -102,6 +101,13 @@ class SyncEngine:
         """Stop the engine; calls under way raise `EngineDead`. May be called twice."""
         self._on_death(EngineDead("the engine was closed"))
         self._client.close()
+
+    def _prepare(self, place: int, items: Sequence[Item], options: RequestOptions) -> Prepared:
+        input, params = items[place]
+        try:
+            return self._intake.prepare(input, params, options, kind=OutputKind.FINAL_ONLY)
+        except ClientError as error:
+            raise placed(error, place, len(items)) from None
 
     def _submit(self, call: _Call) -> None:
         """Expect all answers, then send all requests at once."""
