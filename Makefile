@@ -4,7 +4,7 @@ BIN := .venv/bin
 MODEL ?=
 ARGS ?=
 
-.PHONY: help venv dev serve test test-slow check docs format bench-scheduler clean
+.PHONY: help venv dev serve test test-slow check docs format bench-scheduler bench-step clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -41,6 +41,9 @@ format: dev ## format and fix what can be fixed
 
 bench-scheduler: venv ## microseconds a step of the scheduler alone
 	@$(BIN)/python benchmarks/scheduler.py $(ARGS)
+
+bench-step: venv ## microseconds a decode step by part, everything but the model's arithmetic
+	@$(BIN)/python benchmarks/step.py $(ARGS)
 
 clean: ## remove the environment and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
