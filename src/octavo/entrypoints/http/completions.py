@@ -16,7 +16,7 @@ from octavo.base.params import SamplingParams
 from octavo.entrypoints.http.door import Door
 from octavo.entrypoints.http.fields import warning_headers
 from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, make_jobs, serve
-from octavo.entrypoints.http.logprobs import Offsets, completion_logprobs, joined, prompt_scores
+from octavo.entrypoints.http.logprobs import Offsets, PromptLines, completion_logprobs, joined, prompt_scores
 from octavo.entrypoints.http.prompts import split_prompts
 from octavo.entrypoints.http.render import render_prompts
 from octavo.entrypoints.http.sampling import completion_params
@@ -74,14 +74,18 @@ class Echo:
             text = tokenizer.decode(job.input.prompt_token_ids, skip_special_tokens=job.params.skip_special_tokens)
         return cls(True, text, req.logprobs)
 
-    def logprobs(self, out: RequestOutput, params: SamplingParams, tokenizer: Tokenizer) -> CompletionLogprobs | None:
-        """The prompt's scores in the completions shape, if they were asked for."""
-        if self.num_top is None or out.prompt_logprobs is None:
+    def logprobs(self, job: Job, scores: PromptLines | None, tokenizer: Tokenizer) -> CompletionLogprobs | None:
+        """The prompt's scores in the completions shape, if they were asked for; offsets are in the echoed text."""
+        if self.num_top is None or scores is None:
             return None
-        offsets = Offsets(_detokenizer(params, tokenizer, ()))
-        return completion_logprobs(
-            out.prompt_token_ids, out.prompt_logprobs, self.num_top, offsets=offsets, tokenizer=tokenizer
-        )
+        ids, start, params = job.input.prompt_token_ids, 0, job.params
+        if job.input.prompt is not None:  # the client's own text: special tokens in it are shown, an added BOS is not
+            params = params.replace(skip_special_tokens=False)
+            bos = tokenizer.bos_token_id
+            if bos is not None and ids[:1] == (bos,) and not self.text.startswith(tokenizer.token_text(bos)):
+                start = -len(tokenizer.token_text(bos))
+        offsets = Offsets(_detokenizer(params, tokenizer, ()), start=start, end=len(self.text))
+        return completion_logprobs(ids, scores, self.num_top, offsets=offsets, tokenizer=tokenizer)
 
 
 def _detokenizer(params: SamplingParams, tokenizer: Tokenizer, context: Sequence[int]) -> Detokenizer:
@@ -96,7 +100,7 @@ def _detokenizer(params: SamplingParams, tokenizer: Tokenizer, context: Sequence
 class CompletionReply:
     """The answers to all prompts of one request being told.
 
-    Owns: which choices have begun and ended, where their texts stand, and the usage so far.
+    Owns: which choices have begun and ended, where their texts stand, the prompts' scores, and the usage so far.
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class CompletionReply:
         self._begun = [False] * (self._n * len(jobs))
         self._ended = [False] * (self._n * len(jobs))
         self._offsets: dict[int, Offsets] = {}
+        self._scores: dict[int, PromptLines] = {}  # of each prompt; a stream's first output alone brings them
         self._usage = UsageCount()
 
     def jobs(self) -> Sequence[Job]:
@@ -145,14 +150,17 @@ class CompletionReply:
 
     def _first(self, place: int, out: RequestOutput, index: int) -> CompletionChoice:
         """What comes before the answer: the echoed prompt, its ids and scores."""
-        echo, params = self._echoes[place], self._jobs[place].params
+        echo = self._echoes[place]
+        if out.prompt_logprobs is not None:
+            self._scores[place] = out.prompt_logprobs
+        lines = self._scores.get(place)
         scores: PromptScores | UnsetType = UNSET
-        if self._head.shows_prompt_logprobs and out.prompt_logprobs is not None:
-            scores = prompt_scores(out.prompt_logprobs)
+        if self._head.shows_prompt_logprobs and lines is not None:
+            scores = prompt_scores(lines)
         return CompletionChoice(
             index=place * self._n + index,
             text=echo.text,
-            logprobs=echo.logprobs(out, params, self._tokenizer),
+            logprobs=echo.logprobs(self._jobs[place], lines, self._tokenizer),
             prompt_token_ids=list(out.prompt_token_ids) if self._head.return_token_ids else UNSET,
             prompt_logprobs=scores,
         )

@@ -16,6 +16,8 @@ from octavo.outputs.detokenizer import Detokenizer
 
 FLOOR = -9999.0
 
+PromptLines = Sequence[TokenLogprobs | None]  # one entry a prompt token; None for the first
+
 
 def finite(value: float) -> float:
     """A log-probability as JSON can hold it."""
@@ -67,13 +69,15 @@ class Offsets:
     Owns: the position reached and the detokenizer's state.
     """
 
-    def __init__(self, detokenizer: Detokenizer, *, start: int = 0) -> None:
+    def __init__(self, detokenizer: Detokenizer, *, start: int = 0, end: int | None = None) -> None:
+        """The first token's text begins at `start`; below 0 and beyond `end` there is none of the client's text."""
         self._detokenizer = detokenizer
         self._position = start
+        self._end = end
 
     def next(self, token_id: int) -> int:
         """The offset of this token; the position moves by the text it completes."""
-        begin = self._position
+        begin = max(0, self._position if self._end is None else min(self._position, self._end))
         self._position += len(self._detokenizer.step(token_id))
         return begin
 
