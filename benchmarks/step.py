@@ -58,7 +58,10 @@ PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     "output": ((OutputAssembler, "push"),),
 }
 MODEL_PARTS = ("forward", "logits")
-MODES: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "top-p": {"temperature": 0.8, "top_p": 0.95, "seed": 1}}
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "top-p": {"temperature": 0.8, "top_p": 0.95, "seed": 1},
+}
 
 
 class Stopwatch:
