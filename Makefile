@@ -4,6 +4,9 @@ BIN := .venv/bin
 MODEL ?=
 ARGS ?=
 
+# Compute threads that spin for long starve each other where tests run several servers on few cores.
+test test-slow: export GOMP_SPINCOUNT ?= 1000
+
 .PHONY: help venv dev serve test test-slow check docs format bench-scheduler bench-step clean
 
 help: ## show this list
