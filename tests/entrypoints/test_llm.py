@@ -1,6 +1,7 @@
 """`LLM`: one result for each prompt, in order, for any mix (INP-4, OFL-01)."""
 
 import gc
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -164,6 +165,29 @@ def test_use_after_closing_is_a_clear_error() -> None:
     for use in (lambda: llm.generate("x"), lambda: llm.chat([HI]), llm.get_tokenizer, llm.reset_prefix_cache):
         with pytest.raises(EngineDead, match=r"after close\(\); make a new LLM"):
             use()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_is_told_and_harms_nobody() -> None:
+    llm, front, _ = opened()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = ""
+        try:
+            llm.generate("hi", SHORT)
+        except EngineDead as error:
+            told = str(error)
+        llm.close()
+        os.write(write, f"{told} {front.num_closed}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert "forked process" in (heard := os.read(read, 1000).decode()) and heard.endswith(" 0")
+    os.close(read)
+    os.close(write)
+    assert llm.generate("hi", SHORT)
+    llm.close()
+    assert front.num_closed == 1
 
 
 def test_a_dead_engine_is_a_clear_error() -> None:

@@ -10,6 +10,7 @@ Does not know: how prompts become tokens, or how the engine computes.
 """
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,7 +58,8 @@ class LLM:
     keywords by the names of the options reference (`max_model_len=4096`, `max_num_seqs=16`, ...); a misspelled
     one is an error that names the nearest.
 
-    Safe to use from several threads. Use it as a context manager, or call `close()`.
+    Safe to use from several threads. Use it as a context manager, or call `close()`. A process forked from this one
+    has no engine (threads do not come along) and is told so; it leaves this one's engine alone.
 
     Owns: its engine.
     """
@@ -70,6 +72,7 @@ class LLM:
         **options: Any,
     ) -> None:
         self._front: Offline | None = None  # first, so that a failed start leaves something to close
+        self._process = os.getpid()
         if model is not None:
             options["model"] = str(model)
         self._front = opener(options)
@@ -148,7 +151,7 @@ class LLM:
     def close(self) -> None:
         """Stop the engine and free its memory; may be called twice."""
         front, self._front = self._front, None
-        if front is not None:
+        if front is not None and os.getpid() == self._process:
             front.close()
 
     def __enter__(self) -> "LLM":
@@ -166,6 +169,8 @@ class LLM:
         front = self._front
         if front is None:
             raise EngineDead(f"LLM.{method} was called after close(); make a new LLM")
+        if os.getpid() != self._process:
+            raise EngineDead(f"LLM.{method} was called in a forked process, which has no engine; make a new LLM there")
         if not front.engine.alive():
             raise EngineDead(f"LLM.{method}: the engine is gone; make a new LLM")
         return front
