@@ -59,10 +59,8 @@ def test_zero_tokens_are_allowed_for_scoring_a_prompt():
     assert SamplingParams(max_tokens=0, prompt_logprobs=1).max_tokens == 0
 
 
-def test_several_greedy_samples_are_refused_since_they_would_be_equal():
-    with pytest.raises(ClientError) as caught:
-        SamplingParams(n=2, temperature=0)
-    assert caught.value.param == "n"
+def test_several_greedy_samples_are_allowed_and_will_be_equal():
+    assert SamplingParams(n=2, temperature=0).greedy
 
 
 def test_handy_spellings_are_normalized_once():

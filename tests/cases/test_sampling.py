@@ -93,14 +93,12 @@ def test_smp01_every_seed_and_answer_of_a_tiny_temperature_is_the_same(tiny):
     assert {asked(tiny, "The page", max_tokens=10, temperature=1e-7, seed=s)[0] for s in range(8)} == {greedy}
 
 
-def test_smp01_several_equal_answers_are_refused_in_words_that_hold(tiny):
-    """Equal answers several times over are of no use, so n > 1 needs a temperature that draws."""
+def test_smp01_several_greedy_answers_are_equal(tiny):
+    """As OpenAI's API: `n` is served whatever the temperature."""
     for temperature in (0, 1e-7):
-        answer = tiny.post("/v1/completions", prompt="x", temperature=temperature, n=2, max_tokens=1)
-        assert answer.status_code == 400
-        message = answer.json()["error"]["message"]
-        assert "n must be 1" in message
-        assert "1e-05" in message, "the temperature from which answers can differ is named"
+        answer = tiny.complete("The page", temperature=temperature, n=3, max_tokens=10)
+        assert len({c["text"] for c in answer["choices"]}) == 1
+        assert [c["index"] for c in answer["choices"]] == [0, 1, 2]
 
 
 def test_smp01_temperatures_that_are_none_are_refused(tiny):

@@ -330,3 +330,12 @@ def test_no_generation_config_is_no_default(tmp_path: Path) -> None:
 def test_reading_facts_does_not_load_torch() -> None:
     code = "import sys, octavo.config.facts, octavo.config.pull; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_neutral_defaults_do_not_look_at_the_authors_values(tmp_path):
+    """`--generation-config neutral` starts also where a value of the author's is wrong; EOS ids still count."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4], "temperature": -5}')
+    with pytest.raises(LoadError, match="temperature"):
+        read_generation_defaults(tmp_path)
+    assert read_generation_defaults(tmp_path, neutral=True) == ((3, 4), {})

@@ -174,10 +174,6 @@ def _check(p: SamplingParams) -> None:
         raise ClientError(f"output_kind must be an OutputKind, got {shown(p.output_kind)}", param="output_kind")
     _check_lengths(p)
     _check_tokens(p)
-    if p.greedy and p.n > 1:
-        raise ClientError(
-            f"n must be 1 when temperature is below {GREEDY_TEMPERATURE:g}: all samples would be equal", param="n"
-        )
 
 
 def _check_lengths(p: SamplingParams) -> None:

@@ -28,11 +28,12 @@ def read_model_facts(path: str | Path) -> ModelFacts:
     return hf_facts(place) if place.is_dir() else gguf_facts(place)
 
 
-def read_generation_defaults(path: str | Path) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+def read_generation_defaults(path: str | Path, *, neutral: bool = False) -> tuple[tuple[int, ...], Mapping[str, Any]]:
     """EOS ids and default sampling parameters, by `SamplingParams`' names, that a model's author set (INP-22).
 
     `path` is a model as for `read_model_facts`, or a folder with a generation_config.json alone. Both parts are
-    empty when the author said nothing. Raises `LoadError` for a damaged file.
+    empty when the author said nothing; with `neutral` the sampling parameters are not even looked at.
+    Raises `LoadError` for a damaged file.
     """
     folder = Path(path)
     if folder.is_dir() and ((folder / "generation_config.json").exists() or not _ggufs(folder)):
@@ -41,6 +42,8 @@ def read_generation_defaults(path: str | Path) -> tuple[tuple[int, ...], Mapping
     else:
         place = model_place(path)
         eos, sampling = gguf_generation_defaults(place)
+    if neutral:
+        return eos, {}
     try:
         SamplingParams(**sampling)
     except ClientError as error:  # else every request without these values of its own would be refused

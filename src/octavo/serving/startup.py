@@ -108,11 +108,11 @@ def _generation_defaults(
 ) -> tuple[tuple[int, ...], Mapping[str, Any]]:
     """EOS ids from every place a model states them, and the author's sampling defaults (INP-22)."""
     folder = path if option in ("auto", "neutral") else option
-    eos, defaults = read_generation_defaults(folder)
+    eos, defaults = read_generation_defaults(folder, neutral=option == "neutral")
     ids = dict.fromkeys((*eos, *facts.eos_token_ids))
     if tokenizer.eos_token_id is not None:
         ids[tokenizer.eos_token_id] = None
-    return tuple(ids), {} if option == "neutral" else defaults
+    return tuple(ids), defaults
 
 
 def _replace_model(config: EngineConfig, path: str) -> EngineConfig:
