@@ -1,10 +1,14 @@
 """The environment is read once into a value; not set and empty differ for plugins (PLG-2)."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from octavo.config.env import NAMES, SPIN_COUNT, compute_environment, read_env
+from octavo.config.env import NAMES, SPIN_COUNT, compute_environment, compute_settings, read_env
+from tests.support import checkpoints
 
 
 @pytest.mark.parametrize(("value", "plugins"), [(None, None), ("", ()), ("a, b", ("a", "b"))])
@@ -29,3 +33,31 @@ def test_a_process_that_computes_spins_for_a_bounded_time_unless_the_user_has_se
     assert compute_environment({"HOME": "/h"}) == {"HOME": "/h", "GOMP_SPINCOUNT": SPIN_COUNT}
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         assert compute_environment({name: "mine"}) == {name: "mine"}
+
+
+def test_settings_for_computing_here_leave_the_environment_as_it_was(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    for mine, inside in ((None, SPIN_COUNT), ("7", "7")):
+        if mine is None:
+            monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+        else:
+            monkeypatch.setenv("GOMP_SPINCOUNT", mine)
+        before = dict(os.environ)
+        with compute_settings():
+            assert os.environ["GOMP_SPINCOUNT"] == inside
+        assert dict(os.environ) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch brings GNU OpenMP on Linux only")
+def test_an_engine_in_the_caller_s_process_spins_for_a_bounded_time_too():
+    code = f"from octavo import LLM\nLLM({str(checkpoints.tiny_llama())!r}, num_threads=2, max_model_len=64).close()"
+    env = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**env, "OMP_DISPLAY_ENV": "verbose"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"GOMP_SPINCOUNT = '{SPIN_COUNT}'" in done.stderr

@@ -8,7 +8,8 @@ Two kinds of names: the few below, and `OCTAVO_<OPTION>` for every option of the
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,3 +59,18 @@ def compute_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
     if not any(name in env for name in SPIN_SETTINGS):
         env[SPIN_SETTINGS[0]] = SPIN_COUNT
     return env
+
+
+@contextmanager
+def compute_settings() -> Iterator[None]:
+    """The same for this process: the library that spins reads them once, when it is first imported in this block.
+
+    Nothing stays in the environment. A process that has imported torch before keeps what it has.
+    """
+    added = compute_environment().items() - os.environ.items()
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, _ in added:
+            os.environ.pop(name, None)

@@ -13,7 +13,7 @@ from typing import Any
 
 from octavo.base.types import UsageContext
 from octavo.config.args import ENGINE_SECTIONS, Given, engine_config, given_from_keywords
-from octavo.config.env import Env, read_env
+from octavo.config.env import Env, compute_settings, read_env
 from octavo.config.facts import ModelFacts, read_generation_defaults, read_model_facts
 from octavo.config.pull import EMBEDDED_NAME, pull_model
 from octavo.config.schema import EngineConfig
@@ -135,9 +135,10 @@ def start_client(
             process=process,
         )
         return client, client.wait_ready()
-    started = build_core(
-        prepared.config, progress, sources=prepared.sources, sample_vocab_size=vocab, plugins=env.plugins
-    )
+    with compute_settings():
+        started = build_core(
+            prepared.config, progress, sources=prepared.sources, sample_vocab_size=vocab, plugins=env.plugins
+        )
     return InprocClient(started.core), started.report
 
 
