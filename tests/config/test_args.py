@@ -148,6 +148,11 @@ def test_booleans_have_a_negative_flag():
     assert engine_config(parse(environ=env)).cache.enable_prefix_caching is False
 
 
+def test_a_list_is_given_in_one_flag_or_in_several():
+    for flags in (("--api-key", "a", "b"), ("--api-key", "a", "--api-key", "b")):
+        assert server_config(parse(*flags)).api_key == ("a", "b")
+
+
 def test_lists_take_several_values():
     given = parse("--served-model-name", "a", "b", "--api-key", "k")
     assert engine_config(given).model.served_model_name == ("a", "b")

@@ -199,7 +199,8 @@ class Parser(argparse.ArgumentParser):
             bad = match[1].split("=")[0]
             near = nearest(bad, [s for a in self._actions for s in a.option_strings])
             message = f"unknown option {bad}" + (f"; did you mean {near}?" if near else "")
-        self.exit(2, f"{self.prog}: {message}. See '{self.prog} --help'.\n")
+        end = "" if message.endswith("?") else "."
+        self.exit(2, f"{self.prog}: {message}{end} See '{self.prog} --help'.\n")
 
 
 def add_options(parser: argparse.ArgumentParser, sections: Mapping[str, type], *, positional_model: bool) -> None:
@@ -223,7 +224,7 @@ def _add_flag(group: Any, opt: Option) -> None:
     if _plain_type(opt.type) is bool:
         group.add_argument(opt.flag, action=argparse.BooleanOptionalAction, **common)
     elif opt.kind == "list":
-        group.add_argument(opt.flag, nargs="+", metavar="TEXT", **common)
+        group.add_argument(opt.flag, action="extend", nargs="+", metavar="TEXT", **common)
     else:
         metavar = "{" + ",".join(opt.choices) + "}" if opt.choices else (opt.unit or opt.kind or "VALUE").upper()
         group.add_argument(opt.flag, metavar=metavar.replace(" ", "_"), **common)
