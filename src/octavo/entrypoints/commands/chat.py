@@ -1,7 +1,8 @@
 """`octavo chat`: a conversation in the terminal, streamed as it is made.
 
-Promises: Ctrl-C ends the answer under way and keeps what was said; Ctrl-D or /quit leaves; /reset forgets.
-Does not know: HTTP; the engine runs in this process.
+Promises: Ctrl-C ends the answer under way and keeps what was said; Ctrl-C at the prompt, Ctrl-D or /quit leaves;
+/reset forgets. A message that cannot be answered is said to be so, and the conversation goes on without it.
+Does not know: HTTP, or where the engine runs.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from octavo.base.errors import ClientError
 from octavo.base.params import SamplingParams
 from octavo.base.types import OutputKind, UsageContext
 from octavo.entrypoints.commands.arguments import Call
@@ -17,16 +19,19 @@ from octavo.entrypoints.commands.console import progress
 from octavo.serving.front import Front
 from octavo.serving.startup import open_online
 
+with contextlib.suppress(ImportError):
+    import readline  # noqa: F401  gives `input` line editing and a history
+
 Write = Callable[[str], None]
 
 
 def run(call: Call) -> int:
     """Talk until the user leaves, or answer one message."""
     args = call.arguments
-    show = progress()
-    online = open_online(call.given, show, call.env, usage=UsageContext.COMMAND_LINE)
+    online = open_online(call.given, progress(), call.env, usage=UsageContext.COMMAND_LINE)
     try:
-        return asyncio.run(_talk(online.front, args.message, args.system, sampling(args, online.front)))
+        with asyncio.Runner() as runner:
+            return _talk(runner, online.front, args.message, args.system, sampling(args, online.front))
     finally:
         online.close()
 
@@ -39,26 +44,28 @@ def sampling(args: Any, front: Front) -> SamplingParams:
     return SamplingParams(**values, output_kind=OutputKind.DELTA)
 
 
-async def _talk(front: Front, message: str | None, system: str | None, params: SamplingParams) -> int:
-    await front.engine.start()
+def _talk(runner: asyncio.Runner, front: Front, message: str | None, system: str | None, params: SamplingParams) -> int:
+    runner.run(front.engine.start())
     start: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     try:
         if message is not None:
-            await _answer(front, [*start, {"role": "user", "content": message}], params, _write)
-            return 0
-        await _converse(front, start, params)
+            runner.run(_answer(front, [*start, {"role": "user", "content": message}], params, _write))
+        else:
+            _converse(runner, front, start, params)
         return 0
     finally:
-        await front.engine.stop()
+        runner.run(front.engine.stop())
 
 
-async def _converse(front: Front, start: list[dict[str, Any]], params: SamplingParams) -> None:
+def _converse(runner: asyncio.Runner, front: Front, start: list[dict[str, Any]], params: SamplingParams) -> None:
+    """Questions are read outside the event loop, which runs for one answer at a time: each Ctrl-C ends one thing."""
     _write(f"Talking to {front.info.model}. /reset forgets, /quit or Ctrl-D leaves, Ctrl-C ends an answer.\n")
     messages = list(start)
     while True:
         try:
-            text = (await asyncio.to_thread(input, "> ")).strip()
+            text = input("> ").strip()
         except (EOFError, KeyboardInterrupt):
+            _write("\n")
             return
         if text in ("/quit", "/exit"):
             return
@@ -67,20 +74,24 @@ async def _converse(front: Front, start: list[dict[str, Any]], params: SamplingP
             continue
         if not text:
             continue
-        messages.append({"role": "user", "content": text})
-        answer = await _answer(front, messages, params, _write)
-        messages.append({"role": "assistant", "content": answer})
+        question = {"role": "user", "content": text}
+        try:
+            answer = runner.run(_answer(front, [*messages, question], params, _write))
+        except ClientError as error:
+            sys.stderr.write(f"octavo: {error}; /reset forgets what was said before\n")
+            continue
+        messages += [question, {"role": "assistant", "content": answer}]
 
 
 async def _answer(front: Front, messages: list[dict[str, Any]], params: SamplingParams, write: Write) -> str:
     """Stream one answer; an interrupt keeps what has come so far."""
-    prompt = await front.renderer.achat(messages)
-    room = front.info.max_model_len - len(prompt.prompt_token_ids)
-    if params.max_tokens is not None and room > 0:
-        params = params.replace(max_tokens=min(params.max_tokens, room))
     pieces: list[str] = []
-    stream = front.engine.generate(prompt, params)
-    with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
+    with contextlib.suppress(asyncio.CancelledError):
+        prompt = await front.renderer.achat(messages)
+        room = front.info.max_model_len - len(prompt.prompt_token_ids)
+        if params.max_tokens is not None and room > 0:
+            params = params.replace(max_tokens=min(params.max_tokens, room))
+        stream = front.engine.generate(prompt, params)
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
                 text = output.outputs[0].text
