@@ -17,13 +17,14 @@ START = """# Options
 This page is made by `make docs` from `src/octavo/config/schema.py`.
 An option has one name everywhere: a flag, an environment variable, a key in a YAML file (`--config FILE`) and a
 keyword of `octavo.LLM`. A flag or keyword wins over the environment, the environment over the file, the file over
-the default. `octavo explain-config` shows what is in force and why.
+the default. What is not set is decided at the start or means what its text says; `octavo explain-config` shows what
+is in force and why.
 """
 
 
 def row(option: Option) -> str:
     """One line of the table."""
-    default = "decided at start" if option.default is None else f"`{option.default}`"
+    default = "not set" if option.default is None else f"`{option.default}`"
     kind = ", ".join(f"`{c}`" for c in option.choices) or option.unit or {"size": "bytes"}.get(option.kind, "")
     return f"| `{option.flag}` | `{option.variable}` | {kind} | {default} | {option.help} |"
 

@@ -102,7 +102,7 @@ def test_what_is_neither_a_path_nor_a_name_is_refused(tmp_path: Path, name: str)
 
 def test_a_hub_name_without_the_package_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(LoadError, match=r"needs huggingface_hub: pip install 'octavo\[hub\]'"):
+    with pytest.raises(LoadError, match=r"needs huggingface_hub: pip install huggingface_hub"):
         pull_model("owner/model", tmp_path, silent)
 
 

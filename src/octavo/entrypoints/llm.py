@@ -141,7 +141,7 @@ class LLM:
         return SamplingParams(**self._open_front("get_default_sampling_params").info.default_sampling)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False when running requests forbid it."""
+        """Forget all cached prefixes, also while requests run; False when some old content can still be found."""
         return bool(self._open_front("reset_prefix_cache").engine.call("reset_prefix_cache"))
 
     def stats(self) -> StatsSnapshot:

@@ -13,7 +13,7 @@ Does not know: HTTP, or how a figure came about.
 | `octavo_kv_blocks_used`, `octavo_kv_blocks_total` | gauge | KV blocks, cached but free ones not counted as used |
 | `octavo_requests_finished_total{reason}` | counter | answers that ended: stop, length, abort, ignored, error, repetition |
 | `octavo_requests_refused_total` | counter | requests turned away because too many waited |
-| `octavo_prompt_tokens_total` | counter | prompt tokens computed |
+| `octavo_prompt_tokens_total` | counter | prompt tokens of requests that got a first token, cached ones included |
 | `octavo_output_tokens_total` | counter | tokens generated |
 | `octavo_prefix_cache_query_tokens_total` | counter | prompt tokens looked up in the prefix cache |
 | `octavo_prefix_cache_hit_tokens_total` | counter | prompt tokens found there |
@@ -92,7 +92,7 @@ class PrometheusText:
         yield finished
         for name, help_text, value in (
             ("requests_refused", "Requests turned away because too many waited", self._book.num_refused),
-            ("prompt_tokens", "Prompt tokens computed", s.prompt_tokens),
+            ("prompt_tokens", "Prompt tokens of requests that got a first token", s.prompt_tokens),
             ("output_tokens", "Tokens generated", s.output_tokens),
             ("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache", s.prefix_queries),
             ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache", s.prefix_hits),

@@ -105,7 +105,7 @@ class AdminRoutes:
         )
 
     async def reset_prefix_cache(self, request: Request) -> Response:
-        """`POST /reset_prefix_cache`: `success` is false while blocks are in use."""
+        """`POST /reset_prefix_cache`, also while requests run; `success` is false when a part still has old content."""
         self._door.check_alive()
         done = await self._door.front.engine.call("reset_prefix_cache")
         return json_response({"success": bool(done)})
