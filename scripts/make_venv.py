@@ -111,8 +111,9 @@ def main() -> None:
         say(f"creating {VENV.relative_to(ROOT)} with Python {sys.version.split()[0]}")
         venv.create(VENV, with_pip=True)
     requirement = torch_requirement()
+    say("asking pip which build of torch it would take")
     refuse_cuda_without_gpu(requirement)
-    say(f"installing {requirement}")
+    say(f"installing {requirement} (a minute or two, quietly)")
     pip("install", "--quiet", *torch_source(), requirement)
     locks = ["runtime.lock", "build.lock", *(["dev.lock"] if dev else [])]
     say(f"installing {', '.join(locks)}")

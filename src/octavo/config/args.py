@@ -64,6 +64,7 @@ class Option:
     unit: str
     choices: tuple[str, ...]
     kind: str
+    several: bool  # one flag may be followed by several values
 
     @property
     def flag(self) -> str:
@@ -93,7 +94,7 @@ def options(sections: Mapping[str, type]) -> dict[str, Option]:
             meta = field.metadata
             found[field.name] = Option(
                 field.name, section, hints[field.name], field.default, meta["help"], meta["unit"],
-                tuple(meta["choices"]), meta.get("kind", ""),
+                tuple(meta["choices"]), meta.get("kind", ""), meta.get("several", False),
             )  # fmt: skip
     return found
 
@@ -224,7 +225,9 @@ def _add_flag(group: Any, opt: Option) -> None:
     if _plain_type(opt.type) is bool:
         group.add_argument(opt.flag, action=argparse.BooleanOptionalAction, **common)
     elif opt.kind == "list":
-        group.add_argument(opt.flag, action="extend", nargs="+", metavar="TEXT", **common)
+        # One value a flag, so that what follows it can be the model; names of the model may follow one another.
+        many: dict[str, Any] = {"action": "extend", "nargs": "+"} if opt.several else {"action": "append"}
+        group.add_argument(opt.flag, metavar="TEXT", **many, **common)
     else:
         metavar = "{" + ",".join(opt.choices) + "}" if opt.choices else (opt.unit or opt.kind or "VALUE").upper()
         group.add_argument(opt.flag, metavar=metavar.replace(" ", "_"), **common)

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def option(default: Any, help: str, *, unit: str = "", choices: tuple[str, ...] = (), **extra: Any) -> Any:
-    """A dataclass field that is an option. `extra` may hold `kind`: 'size', 'count', 'list' or 'path'."""
+    """A dataclass field that is an option. `extra` may hold `kind` ('size', 'count', 'list', 'path') and `several`."""
     return field(default=default, metadata={"help": help, "unit": unit, "choices": choices, **extra})
 
 
@@ -24,7 +24,7 @@ class ModelConfig:
         None, "Model: a folder, a GGUF file, or a name to pull; the embedded SmolLM2 when not given."
     )
     served_model_name: tuple[str, ...] | None = option(
-        None, "Names that clients may use for the model; its own name when not given.", kind="list"
+        None, "Names that clients may use for the model; its own name when not given.", kind="list", several=True
     )
     dtype: str = option(
         "auto",
@@ -117,7 +117,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The root: seen by the three composition roots and nobody else."""
+    """The root: seen where an engine is put together, or its plan explained, and by no component."""
 
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()

@@ -174,9 +174,11 @@ def decide_layout(
     if blocks is None and layout.num_blocks > most:  # more would never be touched
         layout = plan(None, most)
     if layout.total_bytes > profile.available_bytes:
+        fits = profile.available_bytes // layout.block_bytes - 1
+        remedy = f"use at most {fits}" if fits > 0 else "free some memory or take a smaller model"
         raise ConfigError(
             f"--num-kv-blocks {blocks} takes {_size(layout.total_bytes)}, but {_size(profile.available_bytes)} are left "
-            f"beside the model; use at most {profile.available_bytes // layout.block_bytes - 1}."
+            f"beside the model; {remedy}."
         )
     if fit_length:
         longest = longest_context(layout, limit=max_len, max_batched_tokens=batched)

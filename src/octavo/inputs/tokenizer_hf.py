@@ -206,7 +206,11 @@ def child_main(folder: str) -> None:
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415 - optional, and only this child may load it
     except ImportError:
-        say({"error": "it needs Transformers; install octavo[slow-tokenizers], or add a tokenizer.json"})
+        say(
+            {
+                "error": "it needs Transformers; install octavo with the extra slow-tokenizers (transformers, sentencepiece, protobuf), or add a tokenizer.json"
+            }
+        )
         return
     loaded: list[Any] = []
 

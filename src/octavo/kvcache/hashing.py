@@ -102,7 +102,7 @@ def make_hasher(name: str, seed: bytes | None = None) -> BlockHasher:
             import xxhash  # noqa: PLC0415  optional third-party package, only for this hash
         except ImportError:
             raise ConfigError(
-                "prefix_hash 'xxhash' needs the package xxhash; install octavo[xxhash] or use 'sha256'"
+                "prefix_hash 'xxhash' needs the package xxhash; install xxhash with pip or use 'sha256'"
             ) from None
         digest: Callable[[bytes], bytes] = xxhash.xxh3_128_digest
         return XxHasher(digest, seed)
