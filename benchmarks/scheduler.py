@@ -1,6 +1,6 @@
 """Microseconds per step of the scheduler's bookkeeping: schedule, apply, and encoding of both messages.
 
-    python benchmarks/scheduler.py [--rows 256] [--block-size 16] [--steps 300]
+    python benchmarks/scheduler.py [--rows 1,16,256] [--block-size 16] [--steps 300]
 
 All requests decode; none ends while it is measured. The result is made beforehand, so that nothing but
 bookkeeping is timed. Prints the median and the 90th percentile of each part.
@@ -92,17 +92,12 @@ def encoder() -> Callable[[object], bytes]:
     return msgspec.msgpack.Encoder(enc_hook=plain).encode
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=300)
-    args = parser.parse_args()
-    scheduler, applier = build(args.rows, args.block_size, args.steps)
+def measure(rows: int, block_size: int, steps: int) -> dict[str, list[float]]:
+    """Seconds of each part, one entry a step."""
+    scheduler, applier = build(rows, block_size, steps)
     encode = encoder()
     times: dict[str, list[float]] = {"schedule": [], "apply": [], "messages": [], "all": []}
-    for step in range(args.steps):
+    for step in range(steps):
         t0 = time.perf_counter()
         plan = scheduler.schedule()
         t1 = time.perf_counter()
@@ -120,10 +115,21 @@ def main() -> None:
         times["apply"].append(t3 - t2)
         times["messages"].append(t4 - t3)
         times["all"].append(t1 - t0 + t4 - t2)
-    print(f"{args.rows} rows, blocks of {args.block_size}, {args.steps} steps")
-    for name, values in times.items():
-        p90 = statistics.quantiles(values, n=10)[-1]
-        print(f"  {name:9} {statistics.median(values) * 1e6:7.0f} us median {p90 * 1e6:7.0f} us p90")
+    return times
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="1,16,256")
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=300)
+    args = parser.parse_args()
+    for rows in map(int, args.rows.split(",")):
+        print(f"{rows} rows, blocks of {args.block_size}, {args.steps} steps")
+        for name, values in measure(rows, args.block_size, args.steps).items():
+            p90 = statistics.quantiles(values, n=10)[-1]
+            print(f"  {name:9} {statistics.median(values) * 1e6:7.0f} us median {p90 * 1e6:7.0f} us p90")
 
 
 if __name__ == "__main__":
