@@ -49,6 +49,11 @@ def test_cli01_help_of_each_command_is_quick(name):
     assert done.stdout.startswith(f"usage: octavo {name}")
 
 
+@pytest.mark.skip(reason="waits for the benchmark command: its help is as quick")
+def test_cli01_help_of_the_benchmark_command():
+    raise AssertionError
+
+
 def test_cli01_version():
     done = octavo("--version")
     assert done.returncode == 0
