@@ -124,7 +124,10 @@ def test_a_hang_can_be_looked_into(server):
     (engine,) = children(server.process.pid)
     for pid in (server.process.pid, engine):
         os.kill(pid, signal.SIGUSR1)
-    time.sleep(0.5)
+    end = time.monotonic() + 10
+    while sum("Current thread" in line for line in server.lines) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    assert sum("Current thread" in line for line in server.lines) == 2, "both show where their threads stand"
     assert server.text("hello", max_tokens=2), "both go on"
 
 

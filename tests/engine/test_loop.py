@@ -8,7 +8,7 @@ import pytest
 from octavo.base.errors import EngineDead, OctavoError
 from octavo.base.outputs import EngineOutputs, RequestDelta
 from octavo.base.params import SamplingParams
-from octavo.base.requests import Abort, Admin, EngineRequest, Submit
+from octavo.base.requests import EngineRequest
 from octavo.engine.client import InprocClient
 
 
@@ -138,7 +138,3 @@ def test_a_closed_client_refuses_work_and_closes_twice():
     with pytest.raises(EngineDead, match="closed"):
         front.client.submit((request("a"),))
     front.client.abort(("a",))
-
-
-def test_messages_know_their_kind():
-    assert {type(m).__name__ for m in (Submit(()), Abort(()), Admin(1, "x"))} == {"Submit", "Abort", "Admin"}

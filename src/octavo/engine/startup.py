@@ -99,7 +99,7 @@ def build_core(
         worker = worker_config(resolved.config, facts, sample_vocab_size, plugins)
         with _timed(seconds, "load"):
             loaded = executor.load(worker, progress)
-        progress(f"weights: {_size(loaded.weight_bytes)} in {seconds['load']:.1f} s")
+        progress(f"weights: {size_text(loaded.weight_bytes)} in {seconds['load']:.1f} s")
         with _timed(seconds, "profile"):
             profile = executor.profile()
         layout, max_len = decide_layout(
@@ -109,7 +109,7 @@ def build_core(
             executor.allocate(layout)
         with _timed(seconds, "warm up"):
             executor.warm_up()
-        progress(f"KV cache: {_size(layout.total_bytes)} reserved; warm-up {seconds['warm up']:.1f} s")
+        progress(f"KV cache: {size_text(layout.total_bytes)} reserved; warm-up {seconds['warm up']:.1f} s")
         core = _assemble(resolved.config, layout, max_len, executor, parts, clock)
         report = _report(resolved, facts, device, loaded, layout, max_len, seconds)
         return Started(core=core, report=report)
@@ -177,7 +177,7 @@ def decide_layout(
         fits = profile.available_bytes // layout.block_bytes - 1
         remedy = f"use at most {fits}" if fits > 0 else "free some memory or take a smaller model"
         raise ConfigError(
-            f"--num-kv-blocks {blocks} takes {_size(layout.total_bytes)}, but {_size(profile.available_bytes)} are left "
+            f"--num-kv-blocks {blocks} takes {size_text(layout.total_bytes)}, but {size_text(profile.available_bytes)} are left "
             f"beside the model; {remedy}."
         )
     if fit_length:
@@ -197,8 +197,8 @@ def kv_budget(config: EngineConfig, loaded: LoadReport, profile: ProfileReport, 
     budget = min(wanted, profile.available_bytes)
     if budget <= 0:
         raise ConfigError(
-            f"no memory is left for the KV cache: weights take {_size(loaded.weight_bytes)} and one step "
-            f"{_size(profile.peak_activation_bytes)}; raise --gpu-memory-utilization, lower "
+            f"no memory is left for the KV cache: weights take {size_text(loaded.weight_bytes)} and one step "
+            f"{size_text(profile.peak_activation_bytes)}; raise --gpu-memory-utilization, lower "
             "--max-num-batched-tokens, or take a smaller model."
         )
     return budget
@@ -261,7 +261,7 @@ def _report(
     fit = fit_report(layout, max_model_len=max_len, max_batched_tokens=batched)
     decisions = [(d.field, _text(d.old), _text(d.new), d.why) for d in resolved.decisions]
     if max_len != config.model.max_model_len:
-        why = f"longest context that {_size(layout.total_bytes)} of KV cache hold"
+        why = f"longest context that {size_text(layout.total_bytes)} of KV cache hold"
         decisions.append(("model.max_model_len", _text(config.model.max_model_len), _text(max_len), why))
     return StartupReport(
         model=facts.source,
@@ -290,7 +290,8 @@ def _text(value: object) -> str:
     return "not set" if value is None else str(value)
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """Bytes for people."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 

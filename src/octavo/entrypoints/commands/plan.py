@@ -17,7 +17,7 @@ from octavo.config.facts import DeviceFacts, read_model_facts
 from octavo.config.pull import EMBEDDED_NAME, pull_model
 from octavo.config.resolve import Resolved, resolve
 from octavo.config.schema import EngineConfig
-from octavo.engine.startup import decide_layout, executors, worker_config
+from octavo.engine.startup import decide_layout, executors, size_text, worker_config
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress
 from octavo.executor.api import LoadReport, ProfileReport
@@ -65,7 +65,7 @@ def make_plan(
     left = device.memory_available_bytes - described.weight_bytes
     if left <= 0:
         raise ConfigError(
-            f"the weights take {_size(described.weight_bytes)}, more than the {_size(device.memory_available_bytes)} "
+            f"the weights take {size_text(described.weight_bytes)}, more than the {size_text(device.memory_available_bytes)} "
             "of memory; take a smaller model or --dtype."
         )
     profile = ProfileReport(peak_activation_bytes=0, available_bytes=left, seconds=0.0)
@@ -96,8 +96,8 @@ def _bytes_per_token(layout: KVLayout) -> float:
 def _lines(plan: dict[str, Any]) -> list[str]:
     groups = ", ".join(f"{g['layers']} layers {g['kind']}" for g in plan["groups"])
     lines = [
-        f"weights        {_size(plan['weight_bytes'])} in {plan['dtype']}",
-        f"KV cache       {_size(plan['kv_bytes'])} in {plan['num_kv_blocks']:,} blocks of "
+        f"weights        {size_text(plan['weight_bytes'])} in {plan['dtype']}",
+        f"KV cache       {size_text(plan['kv_bytes'])} in {plan['num_kv_blocks']:,} blocks of "
         f"{'/'.join(str(n) for n in sorted(set(plan['block_sizes'])))} tokens; {plan['kv_bytes_per_token'] / 1024:.1f} KiB a token",
         f"groups         {groups}; padding {plan['padding_share']:.1%}",
         f"attention      {plan['attention_backend']}",
@@ -106,7 +106,3 @@ def _lines(plan: dict[str, Any]) -> list[str]:
     return lines + [
         f"  at {int(n):>8,} tokens: {count:,.1f} requests at once" for n, count in plan["concurrency"].items()
     ]
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
