@@ -1,0 +1,1 @@
+"""Measure the served thing from outside, the same way every time."""
