@@ -17,17 +17,22 @@ class DenseMultiply:
 
     packed = False
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype | None) -> None:
         self._weight = weight
         self._bias = bias
+        self._out_dtype = out_dtype or weight.dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self._weight, self._bias)
+        return F.linear(x, self._weight, self._bias).to(self._out_dtype)
 
 
-def linear(weight: torch.Tensor, bias: torch.Tensor | None) -> DenseMultiply:
-    """The function that multiplies [T, in] by `weight` [out, in] and adds `bias` [out]: [T, out]."""
-    return DenseMultiply(weight, bias)
+def linear(weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype | None = None) -> DenseMultiply:
+    """The function that multiplies [T, in] by `weight` [out, in] and adds `bias` [out]: [T, out].
+
+    The result is of `out_dtype`, the weight's type when None; a head asks for float32, which a faster version may give
+    without rounding in between.
+    """
+    return DenseMultiply(weight, bias, out_dtype)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -32,7 +32,11 @@ class Multiply(Protocol):
 
 
 class Linear(Protocol):
-    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Multiply: ...
+    """Makes the multiplication by one weight; `out_dtype` is the result's type, x's when None."""
+
+    def __call__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype | None = None
+    ) -> Multiply: ...
 
 
 class RmsNorm(Protocol):
@@ -88,7 +92,8 @@ REFERENCE = "reference"
 class Implementation:
     """One way to compute an operator, and where it can.
 
-    `function` is the function, or "module:function" to be imported when chosen. `devices` are kinds of device
+    `function` is the function, or "module:function" to be imported when chosen; a class is instantiated then, once a
+    `bind`, so that what it keeps (memory for packed weights) belongs to one model. `devices` are kinds of device
     (empty: any), `capability` must all be among the device's, `dtypes` are the model's types (empty: any).
     Shapes that a version has no code for are its own matter: it calls the reference for them.
     """
@@ -204,6 +209,8 @@ def _resolve(op: str, implementation: Implementation) -> Callable[..., Any]:
     if not isinstance(implementation.function, str):
         return implementation.function
     function: Callable[..., Any] = load_target(implementation.function)
+    if isinstance(function, type):
+        function = function()
     _check_parameters(op, implementation, function)
     return function
 
