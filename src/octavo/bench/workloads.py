@@ -9,7 +9,9 @@ Times are seconds after the start of the run; rates are requests per second.
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -133,6 +135,34 @@ def multi_turn(
     return tuple(items)
 
 
+def from_jsonl(
+    path: str | Path, *, num: int | None = None, output_len: int | None = None, turns: bool = False, skip: int = 0
+) -> tuple[Item, ...]:
+    """Prompts from a file of JSON lines or of one JSON list: `num` of them (all when None) after the first `skip`.
+
+    A row is `{"prompt": TEXT or [IDS]}`, ShareGPT's `{"conversations": [{"from": ..., "value": ...}]}` or OpenAI's
+    `{"messages": [{"role": ..., "content": ...}]}`. It asks for `output_len` tokens, else its own `max_tokens`, else a
+    quarter of the characters of its answer. Of a conversation the first turn is taken; with `turns` all are, as one
+    conversation each, for a workload with `real_history`; then `num` counts conversations. A conversation in which
+    no user speaks is passed over. Raises `ConfigError` where the file cannot be used.
+    """
+    found: list[list[Item]] = []
+    for number, row in enumerate(_rows(Path(path)), 1):
+        turn_items = [
+            Item(prompt=prompt, max_tokens=_wanted(row, answer, output_len, f"{path}, row {number}"))
+            for prompt, answer in _turns(row, f"{path}, row {number}")[: None if turns else 1]
+        ]
+        if turn_items:
+            found.append(turn_items)
+    asked = len(found) - skip if num is None else num
+    if asked < 1 or skip + asked > len(found):
+        raise ConfigError(f"{path} has {len(found)} prompts, but {skip + max(asked, 1)} are needed.")
+    kept = found[skip : skip + asked]
+    if not turns:
+        return tuple(row[0] for row in kept)
+    return tuple(msgspec.structs.replace(item, conversation=c) for c, row in enumerate(kept) for item in row)
+
+
 def poisson(items: Sequence[Item], rate: float, seed: int = 0) -> tuple[Item, ...]:
     """Arrivals at random, `rate` a second on average; times between them are exponential."""
     return ramp(items, rate, rate, seed)
@@ -166,6 +196,68 @@ def evenly(items: Sequence[Item], rate: float) -> tuple[Item, ...]:
     """Arrivals at equal distances."""
     step = 1 / _rate(rate)
     return tuple(msgspec.structs.replace(item, at_s=i * step) for i, item in enumerate(items))
+
+
+def _rows(path: Path) -> list[Mapping[str, Any]]:
+    try:
+        data = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"the data set {path} cannot be read: {error.strerror}.") from None
+    rows: list[Any] = []
+    try:
+        if data.startswith(b"["):
+            rows = msgspec.json.decode(data)
+        else:
+            for line in data.splitlines():
+                rows.append(msgspec.json.decode(line) if line.strip() else None)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        where = "" if data.startswith(b"[") else f", line {len(rows) + 1}"
+        raise ConfigError(f"the data set {path}{where} is not JSON: {error}.") from None
+    rows = [row for row in rows if row is not None]
+    if not all(isinstance(row, dict) for row in rows):
+        raise ConfigError(f"the data set {path} must hold JSON objects, one a row.")
+    return rows
+
+
+def _turns(row: Mapping[str, Any], where: str) -> list[tuple[Prompt, str]]:
+    """What the user says in this row, and what was answered."""
+    if "prompt" in row:
+        prompt = row["prompt"]
+        ids = isinstance(prompt, list) and bool(prompt) and all(type(t) is int for t in prompt)
+        if not ids and not (isinstance(prompt, str) and prompt):
+            raise ConfigError(f"{where}: the prompt must be text or a list of token ids, and not be empty.")
+        answer = next((row[k] for k in ("completion", "response", "output") if isinstance(row.get(k), str)), "")
+        return [(tuple(prompt) if ids else prompt, answer)]
+    messages = row.get("conversations", row.get("messages"))
+    if not isinstance(messages, list):
+        raise ConfigError(f"{where}: it has none of 'prompt', 'conversations' and 'messages'.")
+    found: list[tuple[Prompt, str]] = []
+    system = ""
+    for message in messages:
+        who, said = message.get("from", message.get("role")), message.get("value", message.get("content"))
+        if not isinstance(said, str):
+            raise ConfigError(f"{where}: a message without text cannot be sent.")
+        if who == "system":
+            system = said + "\n\n"
+        elif who in ("human", "user"):
+            found.append((system + said, ""))
+            system = ""
+        elif found:
+            found[-1] = (found[-1][0], found[-1][1] + said)
+    return found
+
+
+def _wanted(row: Mapping[str, Any], answer: str, output_len: int | None, where: str) -> int:
+    own = row.get("max_tokens")
+    if output_len is not None:
+        return output_len
+    if own is not None:
+        if type(own) is not int or own < 1:
+            raise ConfigError(f"{where}: max_tokens must be a whole number of at least 1.")
+        return own
+    if answer:
+        return max(len(answer) // 4, 1)
+    raise ConfigError(f"{where}: it says neither max_tokens nor an answer; give --output-len.")
 
 
 def _when(wanted: float, low: float, high: float, total_s: float) -> float:

@@ -7,13 +7,13 @@ Does not know: what commands do.
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from octavo import __version__
 from octavo.base.errors import ClientError, ConfigError, OctavoError
 from octavo.config.args import Parser, given_from_flags, nearest
 from octavo.config.env import read_env
-from octavo.entrypoints.commands.arguments import COMMANDS, Call, add_arguments
+from octavo.entrypoints.commands.arguments import COMMANDS, Call, Command, UsageError, add_arguments
 from octavo.plugins.registry import Registry
 
 EXIT_USAGE = 2
@@ -24,22 +24,35 @@ EXIT_INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
-    if not args or args[0] in ("-h", "--help", "help"):
-        _print(_help())
-        return 0 if args else EXIT_USAGE
-    if args[0] in ("-V", "--version", "version"):
+    if args and args[0] in ("-V", "--version", "version"):
         _print(f"octavo {__version__}")
         return 0
-    if args[0] not in COMMANDS:
-        near = nearest(args[0], COMMANDS)
-        hint = f"; did you mean '{near}'?" if near else f"; commands are {', '.join(COMMANDS)}."
-        return _fail(f"unknown command '{args[0]}'{hint}", EXIT_USAGE)
-    return _run(args[0], args[1:])
+    return _choose("", "An engine for LLM inference and serving.", COMMANDS, args)
 
 
-def _run(name: str, args: list[str]) -> int:
-    command, env = COMMANDS[name], read_env()
-    parser = Parser(prog=f"octavo {name}", description=command.help[0].upper() + command.help[1:] + ".")
+def _choose(prefix: str, about: str, commands: Mapping[str, Command], args: list[str]) -> int:
+    """Find the command among these, or among its parts, and run it."""
+    if not args or args[0] in ("-h", "--help", "help"):
+        _print(_help(prefix, about, commands))
+        return 0 if args else EXIT_USAGE
+    name = args[0]
+    if name not in commands:
+        near = nearest(name, commands)
+        hint = f"; did you mean '{prefix}{near}'?" if near else f"; commands are {', '.join(commands)}."
+        return _fail(f"unknown command '{prefix}{name}'{hint}", EXIT_USAGE)
+    command = commands[name]
+    if command.parts:
+        return _choose(f"{prefix}{name} ", _sentence(command.help), command.parts, args[1:])
+    return _run(f"{prefix}{name}", command, args[1:])
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
+
+
+def _run(name: str, command: Command, args: list[str]) -> int:
+    env = read_env()
+    parser = Parser(prog=f"octavo {name}", description=_sentence(command.help))
     add_arguments(parser, command)
     namespace = parser.parse_args(args)
     try:
@@ -50,6 +63,8 @@ def _run(name: str, args: list[str]) -> int:
         registry: Registry[Callable[[Call], int]] = Registry("command")
         registry.register(name, command.run)
         return registry.load(name)(call)
+    except UsageError as error:
+        return _fail(str(error), EXIT_USAGE, debug=env.debug)
     except (OctavoError, ClientError) as error:
         return _fail(str(error), EXIT_FAILED, debug=env.debug)
     except KeyboardInterrupt:
@@ -63,11 +78,12 @@ def _run(name: str, args: list[str]) -> int:
         return _fail(text, EXIT_FAILED, debug=env.debug)
 
 
-def _help() -> str:
-    width = max(map(len, COMMANDS)) + 2
-    lines = ["usage: octavo COMMAND [MODEL] [OPTIONS]", "", "An engine for LLM inference and serving.", "", "Commands:"]
-    lines += [f"  {name:<{width}}{command.help}" for name, command in COMMANDS.items()]
-    lines += ["", "'octavo COMMAND --help' shows a command's options; 'octavo --version' the version."]
+def _help(prefix: str, about: str, commands: Mapping[str, Command]) -> str:
+    width = max(map(len, commands)) + 2
+    what = "COMMAND [OPTIONS]" if prefix else "COMMAND [MODEL] [OPTIONS]"
+    lines = [f"usage: octavo {prefix}{what}", "", about, "", "Commands:"]
+    lines += [f"  {name:<{width}}{command.help}" for name, command in commands.items()]
+    lines += ["", f"'octavo {prefix}COMMAND --help' shows a command's options; 'octavo --version' the version."]
     return "\n".join(lines)
 
 

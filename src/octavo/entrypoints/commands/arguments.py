@@ -8,8 +8,14 @@ import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from octavo.base.errors import ConfigError
 from octavo.config.args import ENGINE_SECTIONS, SERVER_SECTIONS, Given, add_options
 from octavo.config.env import Env
+from octavo.entrypoints.commands import bench_arguments
+
+
+class UsageError(ConfigError):
+    """Options that do not go together: ends the command with the exit code of wrong usage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +33,17 @@ def _nothing(_: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command: its help line, where it runs, the option sections it takes, and its own arguments."""
+    """A command: its help line, where it runs, the option sections it takes, and its own arguments.
+
+    A command with `parts` is only a name for them: `octavo NAME PART ...` runs one.
+    """
 
     help: str
-    run: str  # "module:function", imported when needed
+    run: str = ""  # "module:function", imported when needed
     sections: Mapping[str, type] = field(default_factory=dict)
     extra: Callable[[argparse.ArgumentParser], None] = _nothing
     positional_model: bool = True
+    parts: Mapping[str, "Command"] = field(default_factory=dict)
 
 
 def _sampling(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +75,33 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", metavar="N,N,...", help="context lengths to show concurrency for")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
+
+BENCH: dict[str, Command] = {
+    "serve": Command(
+        help="send requests to a running server, or to one started here, and time the answers",
+        run="octavo.entrypoints.commands.bench:run_serve",
+        extra=bench_arguments.serve,
+        positional_model=False,
+    ),
+    "latency": Command(
+        help="time one batch at a time, offline",
+        run="octavo.entrypoints.commands.bench:run_latency",
+        sections=ENGINE_SECTIONS,
+        extra=bench_arguments.latency,
+    ),
+    "throughput": Command(
+        help="time many requests at once, offline",
+        run="octavo.entrypoints.commands.bench:run_throughput",
+        sections=ENGINE_SECTIONS,
+        extra=bench_arguments.throughput,
+    ),
+    "startup": Command(
+        help="time 'octavo serve' from its command to ready and to the first token",
+        run="octavo.entrypoints.commands.bench:run_startup",
+        sections=SERVER_SECTIONS,
+        extra=bench_arguments.startup,
+    ),
+}
 
 COMMANDS: dict[str, Command] = {
     "serve": Command(
@@ -101,6 +138,10 @@ COMMANDS: dict[str, Command] = {
         help="show every setting with its source and reason",
         run="octavo.entrypoints.commands.explain_config:run",
         sections=SERVER_SECTIONS,
+    ),
+    "bench": Command(
+        help="measure a server, the engine, or its start",
+        parts=BENCH,
     ),
     "plugins": Command(
         help="list every plugin that is installed, with its state and error",

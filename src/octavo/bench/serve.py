@@ -1,0 +1,154 @@
+"""A server to measure: one that runs already, or `octavo serve` started here and stopped by its process id.
+
+Promises: what was started is stopped when the block ends, and only that; the moments of its log lines are kept.
+Does not know: what is asked of it.
+"""
+
+import contextlib
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from octavo.base.errors import ServerError
+from octavo.bench.answers import message_of
+from octavo.bench.connections import Address
+from octavo.bench.load import LoadResult, Target, in_loop, run
+from octavo.bench.workloads import Item, Workload
+
+ASK_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 1800.0
+LOG_LINES_SHOWN = 5
+_READY = re.compile(r"ready at (http://\S+)/v1 \(model (.*)\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A server that runs: where, under which name, and what it said when (seconds after its command was run)."""
+
+    url: str
+    model: str
+    pid: int
+    ready_s: float
+    lines: tuple[tuple[float, str], ...]
+
+
+class _Log:
+    """Reads a process's standard error in a thread.
+
+    Owns: the lines, and the moment at which the server said that it is ready.
+    """
+
+    def __init__(self, process: "subprocess.Popen[str]", start_s: float, clock: Callable[[], float]) -> None:
+        self._process, self._start_s, self._clock = process, start_s, clock
+        self.lines: list[tuple[float, str]] = []
+        self.ready: re.Match[str] | None = None
+        self.decided = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="server-log", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the log's end."""
+        self._thread.join(5)
+
+    def _read(self) -> None:
+        for line in self._process.stderr or ():
+            self.lines.append((self._clock() - self._start_s, line.rstrip("\n")))
+            if not self.decided.is_set() and (found := _READY.search(line)):
+                self.ready = found
+                self.decided.set()
+        self.decided.set()
+
+
+@contextlib.contextmanager
+def started(
+    arguments: Sequence[str], *, timeout_s: float = START_TIMEOUT_S, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[Started]:
+    """Run `octavo serve ARGUMENTS` on a free port, unless they name one, until the block ends.
+
+    Raises `ServerError` with the end of its log when it does not get ready.
+    """
+    port = [] if any(a == "--port" or a.startswith("--port=") for a in arguments) else ["--port", "0"]
+    command = [sys.executable, "-m", "octavo.entrypoints.cli", "serve", *arguments, *port]
+    start_s = clock()
+    # In a session of its own: Ctrl-C reaches the measuring process alone, which then stops the server.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    log = _Log(process, start_s, clock)
+    try:
+        in_time = log.decided.wait(timeout_s)
+        if log.ready is None:
+            why = "ended before it was ready" if in_time else f"was not ready within {timeout_s:g} s"
+            tail = " | ".join(text for _, text in log.lines[-LOG_LINES_SHOWN:])
+            raise ServerError(f"the server {why}: {tail or 'it said nothing'}")
+        ready_s = next(at for at, text in log.lines if _READY.search(text))
+        yield Started(url=log.ready[1], model=log.ready[2], pid=process.pid, ready_s=ready_s, lines=tuple(log.lines))
+    finally:
+        _stop(process)
+        log.join()
+        if process.stderr:
+            process.stderr.close()
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def first_model(base_url: str, api_key: str | None = None) -> str:
+    """The first model that a server lists. Raises `ServerError` when it does not answer."""
+    address = Address(base_url)
+    kind = http.client.HTTPSConnection if address.tls else http.client.HTTPConnection
+    connection = kind(address.host, address.port, timeout=ASK_TIMEOUT_S)
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    try:
+        connection.request("GET", f"{address.path}/v1/models", headers=headers)
+        answer = connection.getresponse()
+        value = json.loads(answer.read())
+        if answer.status != http.client.OK:
+            raise ServerError(f"{address.url}/v1/models answers HTTP {answer.status}: {message_of(value)}")
+        return str(value["data"][0]["id"])
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ServerError(f"no answer from {address.url}: {reason}; is the server running?") from None
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise ServerError(f"{address.url}/v1/models does not list a model; name it with --model") from None
+    finally:
+        connection.close()
+
+
+def measure(target: Target, work: Workload, warmups: Sequence[Item] = ()) -> LoadResult:
+    """Send the warm-up's items first, one after the other and uncounted, then the workload."""
+
+    async def both() -> LoadResult:
+        if warmups:
+            await run(target, warmup_of(work, warmups))
+        return await run(target, work)
+
+    return in_loop(both())
+
+
+def warmup_of(work: Workload, items: Sequence[Item]) -> Workload:
+    """A workload like this one with other items, one at a time."""
+    return Workload(
+        name="warm-up", items=tuple(items), concurrency=1, stream=work.stream, ignore_eos=work.ignore_eos,
+        temperature=work.temperature, real_history=work.real_history,
+    )  # fmt: skip
