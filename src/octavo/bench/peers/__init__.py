@@ -1,0 +1,1 @@
+"""Engines that the comparison starts, one module each; see `api` for what a peer is."""
