@@ -49,4 +49,4 @@ bench-step: venv ## microseconds a decode step by part, everything but the model
 	@$(BIN)/python benchmarks/step.py $(ARGS)
 
 clean: ## remove the environment and caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis
