@@ -228,11 +228,9 @@ def _client_lines(s: Summary) -> list[str]:
     c = s.client
     if not c.num_chunks:
         return []
-    rate = c.num_chunks / s.wall_s if s.wall_s else 0.0
-    text = f"client        {rate:10.0f} events per s, {c.cpu_s_per_chunk * 1e6:.1f} us of CPU each"
+    rate, busy = (c.num_chunks / s.wall_s, c.cpu_s / s.wall_s) if s.wall_s else (0.0, 0.0)
+    text = f"client        {rate:10.0f} events per s on {busy:.1%} of a core"
     if s.ceiling_chunks_s:
-        text += f"; it could take {s.ceiling_chunks_s:,.0f} per s on one core"
-    return [
-        text,
-        f"              event loop late by {c.max_lag_s * 1000:.1f} ms at most, sends by {c.max_late_s * 1000:.1f} ms",
-    ]
+        text += f"; it could take {s.ceiling_chunks_s:,.0f} per s on one"
+    late = f"event loop late by {c.max_lag_s * 1000:.1f} ms at most, sends by {c.max_late_s * 1000:.1f} ms"
+    return [text, f"{'':14}{late}"]

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,24 +32,29 @@ _READY = re.compile(r"ready at (http://\S+)/v1 \(model (.*)\)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A server that runs: where, under which name, and what it said when (seconds after its command was run)."""
+    """A server that runs: where, under which name, and what it said when (seconds after its command was run).
+
+    `ended()` is None while it runs, then its exit code and its last words.
+    """
 
     url: str
     model: str
     pid: int
     ready_s: float
     lines: tuple[tuple[float, str], ...]
+    ended: Callable[[], str | None]
 
 
 class _Log:
     """Reads a process's standard error in a thread.
 
-    Owns: the lines, and the moment at which the server said that it is ready.
+    Owns: all lines up to the one that says the server is ready, and the last few after it.
     """
 
     def __init__(self, process: "subprocess.Popen[str]", start_s: float, clock: Callable[[], float]) -> None:
         self._process, self._start_s, self._clock = process, start_s, clock
         self.lines: list[tuple[float, str]] = []
+        self.latest: deque[tuple[float, str]] = deque(maxlen=LOG_LINES_SHOWN)
         self.ready: re.Match[str] | None = None
         self.decided = threading.Event()
         self._thread = threading.Thread(target=self._read, name="server-log", daemon=True)
@@ -60,8 +66,12 @@ class _Log:
 
     def _read(self) -> None:
         for line in self._process.stderr or ():
-            self.lines.append((self._clock() - self._start_s, line.rstrip("\n")))
-            if not self.decided.is_set() and (found := _READY.search(line)):
+            stamped = (self._clock() - self._start_s, line.rstrip("\n"))
+            if self.decided.is_set():
+                self.latest.append(stamped)
+                continue
+            self.lines.append(stamped)
+            if found := _READY.search(line):
                 self.ready = found
                 self.decided.set()
         self.decided.set()
@@ -92,15 +102,25 @@ def started(
         in_time = log.decided.wait(timeout_s)
         if log.ready is None:
             why = "ended before it was ready" if in_time else f"was not ready within {timeout_s:g} s"
-            tail = " | ".join(text for _, text in log.lines[-LOG_LINES_SHOWN:])
-            raise ServerError(f"the server {why}: {tail or 'it said nothing'}")
+            raise ServerError(f"the server {why}: {_tail(log.lines)}")
         ready_s = next(at for at, text in log.lines if _READY.search(text))
-        yield Started(url=log.ready[1], model=log.ready[2], pid=process.pid, ready_s=ready_s, lines=tuple(log.lines))
+        yield Started(
+            url=log.ready[1],
+            model=log.ready[2],
+            pid=process.pid,
+            ready_s=ready_s,
+            lines=tuple(log.lines),
+            ended=lambda: None if process.poll() is None else f"code {process.returncode}: {_tail(log.latest)}",
+        )
     finally:
         _stop(process)
         log.join()
         if process.stderr:
             process.stderr.close()
+
+
+def _tail(lines: Sequence[tuple[float, str]]) -> str:
+    return " | ".join(text for _, text in list(lines)[-LOG_LINES_SHOWN:]) or "it said nothing"
 
 
 def _stop(process: "subprocess.Popen[str]") -> None:

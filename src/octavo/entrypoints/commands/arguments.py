@@ -101,6 +101,12 @@ BENCH: dict[str, Command] = {
         sections=SERVER_SECTIONS,
         extra=bench_arguments.startup,
     ),
+    "compare": Command(
+        help="run the same work on every engine that is installed here, and print ratios",
+        run="octavo.entrypoints.commands.bench_compare:run",
+        extra=bench_arguments.compare,
+        positional_model=False,
+    ),
 }
 
 COMMANDS: dict[str, Command] = {

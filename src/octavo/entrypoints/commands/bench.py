@@ -9,7 +9,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from octavo.entrypoints.llm import LLM
 DEFAULT_URL = "http://127.0.0.1:8000"
 NUM_REQUESTS, OUTPUT_LEN, PREFIX_LEN = 100, 128, 1024
 EXIT_FAILED = 1
+Show = Callable[[str], None]
 
 
 def run_serve(call: Call) -> int:
@@ -50,13 +51,15 @@ def run_serve(call: Call) -> int:
         _check_writable(args.output_json, args.plot)
     ceiling = own_ceiling() if args.ceiling else None
     show = progress()
-    with _server(args, show) as (url, model):
+    with _server(args, show) as (url, model, ended):
         target = Target(
             base_url=url, model=model, api=args.api, extra=args.extra_body, api_key=args.api_key,
             timeout_s=args.timeout_s or DEFAULT_TIMEOUT_S,
         )  # fmt: skip
         show(f"{work.name}: {len(work.items)} requests to {url}, model {model}")
         result = measure(target, work, warmups)
+        if died := ended():
+            show(f"the server ended while it was measured, with {died}")
     summary = summarize(result, goal, ceiling_chunks_s=ceiling)
     about = _about("serve", url=url, model=model, api=args.api, options=_shown(args))
     _write(as_table(summary), args.output_json, as_json(summary, result if args.details else None, **about))
@@ -66,16 +69,16 @@ def run_serve(call: Call) -> int:
 
 
 @contextlib.contextmanager
-def _server(args: Any, show: Any) -> Iterator[tuple[str, str]]:
-    """Where to send requests, and the model's name there."""
+def _server(args: Any, show: Show) -> Iterator[tuple[str, str, Callable[[], str | None]]]:
+    """Where to send requests, the model's name there, and what tells whether a server started here has ended."""
     if args.start is None:
         url = args.base_url or DEFAULT_URL
-        yield url, args.model or first_model(url, args.api_key)
+        yield url, args.model or first_model(url, args.api_key), lambda: None
         return
     show(f"starting octavo serve {' '.join(args.start)}")
     with started(args.start) as server:
         show(f"ready after {server.ready_s:.2f} s")
-        yield server.url, args.model or server.model
+        yield server.url, args.model or server.model, server.ended
 
 
 def _self_test(output_json: str | None) -> int:

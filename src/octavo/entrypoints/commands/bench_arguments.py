@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from octavo.plugins.registry import load_target
+
 DATASETS = ("random", "shared-prefix", "multi-turn", "file")
 OFFLINE_DATASETS = ("random", "shared-prefix", "file")
 ARRIVALS = ("poisson", "burst", "even")
@@ -124,6 +126,11 @@ def startup(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--input-len", type=whole(1), default=16, metavar="TOKENS", help="of the first prompt (default: 16)")  # fmt: skip
     ids_and_seed(group)
     _json(group)
+
+
+def compare(parser: argparse.ArgumentParser) -> None:
+    """Options of `bench compare`, which its own module knows; it is loaded when they are asked for."""
+    load_target("octavo.bench.compare:add_compare_arguments")(parser)
 
 
 def _json(group: Any) -> None:
