@@ -78,7 +78,7 @@ def test_strangers_do_not_wait_for_a_family() -> None:
 def test_families_are_forgotten_with_their_last_member() -> None:
     world = World(Setup())
     names = [world.add(PROMPT, parent_id="p", sample_index=i) for i in range(2)]
-    (rule,) = world.request(names[0]).constraints
+    rule = world.request(names[0]).constraints[0]
     world.drain()
     assert vars(rule) == {"_families": {}}
 

@@ -13,11 +13,12 @@ from octavo.base.types import FinishReason
 from octavo.kvcache.hashing import make_hasher
 from octavo.kvcache.manager import KVCacheManager
 from octavo.scheduler.apply import ResultApplier
-from octavo.scheduler.limits import SchedulerLimits, builtin_constraints
+from octavo.scheduler.limits import SchedulerLimits, SharedPrompt
 from octavo.scheduler.order import make_order
 from octavo.scheduler.request import Request
 from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.seams import Constraint, ControlPart
+from octavo.scheduler.shared_prefix import SharedPrefix
 from tests.simulate.parts import DataHalf, ScriptedPart
 from tests.simulate.toy import EOS, VOCAB, Broken, ToyWorker, run_alone
 
@@ -67,6 +68,7 @@ class Setup:
     depth: int = 1
     prefix_caching: bool = True
     watermark: int = 1
+    shared_prefix: int = 12  # tokens; a beginning at least this long is computed once
     scripted: bool = False
     draft_len: int = 0
     seed: int = 0
@@ -121,7 +123,9 @@ class World:
             kv=self.kv,
             order=make_order(setup.policy, aging_s=setup.aging_s, clock=self.clock),
             parts=(*parts, self.part) if self.part is not None else parts,
-            constraints=(*builtin_constraints(self.limits), *constraints),
+            constraints=(SharedPrompt(), SharedPrefix(hash_block, setup.shared_prefix), *constraints)
+            if setup.prefix_caching
+            else constraints,
             hasher=make_hasher("sha256"),
             hash_block_size=hash_block,
             num_groups=len(setup.specs),

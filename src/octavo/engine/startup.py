@@ -238,7 +238,7 @@ def _assemble(
         kv=kv,
         order=make_order(sched.scheduling_policy, aging_s=sched.priority_aging_s, clock=clock),
         parts=tuple(parts),
-        constraints=builtin_constraints(limits),
+        constraints=builtin_constraints(limits, hash_block),
         hasher=hasher,
         hash_block_size=hash_block,
         num_groups=len(layout.groups),

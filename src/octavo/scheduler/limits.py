@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from octavo.scheduler.draft import StepDraft
 from octavo.scheduler.request import Request
 from octavo.scheduler.seams import Constraint
+from octavo.scheduler.shared_prefix import SharedPrefix
 
 # A prompt's chunk is never cut below this share of the step while others wait: a few prompts side by side let a
 # short one through; many would only make all of them late.
@@ -129,6 +130,6 @@ class SharedPrompt:
         return self._families[req.source.parent_id or ""]
 
 
-def builtin_constraints(limits: SchedulerLimits) -> tuple[Constraint, ...]:
-    """The rules every engine has; without a prefix cache siblings have nothing to wait for."""
-    return (SharedPrompt(),) if limits.enable_prefix_caching else ()
+def builtin_constraints(limits: SchedulerLimits, hash_block_size: int) -> tuple[Constraint, ...]:
+    """The rules every engine has; without a prefix cache nobody has anything to wait for."""
+    return (SharedPrompt(), SharedPrefix(hash_block_size)) if limits.enable_prefix_caching else ()
