@@ -98,24 +98,33 @@ def scripted(script: Script = words) -> Iterator[Scripted]:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = state.num_connections
         state.num_connections += 1
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
-                request = Request(head, json.loads(await reader.readexactly(int(length[1]))), number)
-                state.requests.append(request)
-                state.num_open += 1
-                state.max_open = max(state.max_open, state.num_open)
-                try:
-                    async for piece in script(request):
-                        if piece is None:
-                            writer.close()
-                            return
-                        writer.write(piece)
-                        await writer.drain()
-                finally:
-                    state.num_open -= 1
-        writer.close()
+        try:
+            while await answer(reader, writer, number):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> bool:
+        """One request; False when the script ends the connection."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
+        request = Request(head, json.loads(await reader.readexactly(int(length[1]))), number)
+        state.requests.append(request)
+        state.num_open += 1
+        state.max_open = max(state.max_open, state.num_open)
+        try:
+            async for piece in script(request):
+                if piece is None:
+                    return False
+                writer.write(piece)
+                await writer.drain()
+        finally:
+            state.num_open -= 1
+        return True
 
     async def main() -> None:
         loops.append(asyncio.get_running_loop())
@@ -124,10 +133,11 @@ def scripted(script: Script = words) -> Iterator[Scripted]:
         ready.set()
         await stop.wait()
         server.close()
-        tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # a connection that is just being accepted becomes a task
+        while tasks := [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), name="scripted", daemon=True)
     thread.start()

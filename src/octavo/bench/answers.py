@@ -170,17 +170,18 @@ class Answer:
 
     def _read_head(self, data: bytes) -> int:
         """Where the body begins, 0 while the head is not complete."""
+        start = 0
         while True:
-            end = data.find(b"\r\n\r\n")
+            end = data.find(b"\r\n\r\n", start)
             if end < 0:
                 return 0
-            if not data.startswith(b"HTTP/1."):
+            if not data.startswith(b"HTTP/1.", start):
                 raise ValueError("the answer is not HTTP/1.1")
-            self.status = int(data[9:12])
+            self.status = int(data[start + 9 : start + 12])
             if self.status >= 200:
                 break
-            data = data[end + 4 :]  # an interim answer such as 100 Continue
-        head = data[: end + 2].lower()
+            start = end + 4  # after an interim answer such as 100 Continue
+        head = data[start : end + 2].lower()
         self._head_done = True
         self._events = self.status == 200 and _EVENTS.search(head) is not None
         self.keep_alive = _CLOSE.search(head) is None and head.startswith(b"http/1.1")

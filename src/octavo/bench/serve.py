@@ -27,6 +27,7 @@ ASK_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 1800.0
 LOG_LINES_SHOWN = 5
+HEALTH_PERIOD_S = 0.005
 _READY = re.compile(r"ready at (http://\S+)/v1 \(model (.*)\)")
 
 
@@ -103,7 +104,8 @@ def started(
         if log.ready is None:
             why = "ended before it was ready" if in_time else f"was not ready within {timeout_s:g} s"
             raise ServerError(f"the server {why}: {_tail(log.lines)}")
-        ready_s = next(at for at, text in log.lines if _READY.search(text))
+        _wait_healthy(log.ready[1], process, start_s + timeout_s, clock)
+        ready_s = clock() - start_s
         yield Started(
             url=log.ready[1],
             model=log.ready[2],
@@ -117,6 +119,22 @@ def started(
         log.join()
         if process.stderr:
             process.stderr.close()
+
+
+def _wait_healthy(url: str, process: "subprocess.Popen[str]", until_s: float, clock: Callable[[], float]) -> None:
+    """Until the server answers: its log may say that it is ready a moment before it listens."""
+    address = Address(url)
+    while process.poll() is None and clock() < until_s:
+        connection = http.client.HTTPConnection(address.host, address.port, timeout=ASK_TIMEOUT_S)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == http.client.OK:
+                return
+        except (OSError, http.client.HTTPException):
+            time.sleep(HEALTH_PERIOD_S)
+        finally:
+            connection.close()
+    raise ServerError(f"the server at {url} said that it is ready, but does not answer")
 
 
 def _tail(lines: Sequence[tuple[float, str]]) -> str:

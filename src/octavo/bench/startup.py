@@ -43,30 +43,10 @@ class Startup(msgspec.Struct, frozen=True, kw_only=True):
     first_token_s: Spread
 
 
-def measure_starts(
-    arguments: Sequence[str],
-    *,
-    runs: int,
-    drop: Sequence[Path] = (),
-    prompt: Item,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Startup:
-    """Start and stop `octavo serve ARGUMENTS` `runs` times; `drop`: files to put out of the file cache before each."""
-    found: list[Start] = []
-    for i in range(runs):
-        files = WARM if i else AS_FOUND
-        if drop:
-            files = DROPPED if drop_from_cache(drop) else AS_FOUND
-        found.append(_one(arguments, files, prompt, clock))
-    counted = [s for s in found if s.files == WARM] or found
-    return Startup(
-        runs=tuple(found),
-        ready_s=spread([s.ready_s for s in counted]),
-        first_token_s=spread([s.first_token_s for s in counted]),
-    )
-
-
-def _one(arguments: Sequence[str], files: str, prompt: Item, clock: Callable[[], float]) -> Start:
+def start_once(
+    arguments: Sequence[str], files: str, prompt: Item, clock: Callable[[], float] = time.perf_counter
+) -> Start:
+    """Start `octavo serve ARGUMENTS`, ask for `prompt`, and stop it. Raises `ServerError` when either fails."""
     start_s = clock()
     with started(arguments, clock=clock) as server:
         before_s = clock() - start_s
@@ -80,6 +60,29 @@ def _one(arguments: Sequence[str], files: str, prompt: Item, clock: Callable[[],
             first_token_s=before_s + sample.first_token_s,
             stages=stages([text for _, text in server.lines]),
         )
+
+
+def measure_starts(
+    arguments: Sequence[str],
+    *,
+    runs: int,
+    prompt: Item,
+    drop: Sequence[Path] = (),
+    start: Callable[[Sequence[str], str, Item], Start] = start_once,
+) -> Startup:
+    """Start and stop `octavo serve ARGUMENTS` `runs` times; `drop`: files to put out of the file cache before each."""
+    found: list[Start] = []
+    for i in range(runs):
+        files = WARM if i else AS_FOUND
+        if drop:
+            files = DROPPED if drop_from_cache(drop) else AS_FOUND
+        found.append(start(arguments, files, prompt))
+    counted = [s for s in found if s.files == WARM] or found
+    return Startup(
+        runs=tuple(found),
+        ready_s=spread([s.ready_s for s in counted]),
+        first_token_s=spread([s.first_token_s for s in counted]),
+    )
 
 
 def stages(lines: Sequence[str]) -> dict[str, float]:
