@@ -6,8 +6,10 @@ Does not know: how an engine is started (`peers`), what is sent (`works`), or ho
 """
 
 import argparse
+import contextlib
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -51,6 +53,7 @@ class Plan:
     rounds: int
     rate: float | None  # W5's capacity, when it is given
     start_timeout_s: float
+    answer_timeout_s: float
     logs: Path
 
 
@@ -76,6 +79,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--w5-requests", type=int, default=100, metavar="N", help="requests at each of W5's rates (default: 100)")
     add("--w5-rate", type=float, metavar="R", help="W5's full load, requests per second; measured when not given")
     add("--start-timeout-s", type=float, default=600.0, metavar="S", help="longest start of an engine (default: 600)")
+    add("--answer-timeout-s", type=float, default=900.0, metavar="S", help="longest single answer (default: 900)")
 
 
 def run_compare(args: argparse.Namespace) -> int:
@@ -85,7 +89,8 @@ def run_compare(args: argparse.Namespace) -> int:
         raise ConfigError("--append and --table read the file of earlier measurements; name it with --out FILE.")
     book = Book(Path(args.out) if args.out else None, append=args.append or args.table)
     if not args.table:
-        Comparison(plan, book, say=_to_stderr).run(vars(args))
+        with _terminates_as_interrupted():
+            Comparison(plan, book, say=_to_stderr).run(vars(args))
     return report(plan, book, _to_stdout)
 
 
@@ -104,6 +109,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         rounds=args.rounds,
         rate=args.w5_rate,
         start_timeout_s=args.start_timeout_s,
+        answer_timeout_s=args.answer_timeout_s,
         logs=home / "logs",
     )
 
@@ -227,8 +233,7 @@ class Comparison:
             with running(launch, log) as server:
                 server.wait_ready(self._plan.start_timeout_s)
                 while todo:
-                    self._measure(server, place, todo[0])
-                    todo.pop(0)
+                    self._measure(server, place, todo.pop(0))
         except (OctavoError, OSError) as error:
             for name in todo:
                 self._keep(msgspec.structs.replace(place, work=name, error=str(error)))
@@ -236,14 +241,19 @@ class Comparison:
     def _measure(self, server: Server, place: Run, name: str) -> None:
         """One work on a running server; a failed run is kept as such, a dead server ends the visit."""
         launch = server.launch
-        target = Target(base_url=server.base_url, model=launch.model, extra=dict(launch.extra))
+        target = Target(
+            base_url=server.base_url,
+            model=launch.model,
+            extra=dict(launch.extra),
+            timeout_s=self._plan.answer_timeout_s,
+        )
 
         def send(work: Workload) -> LoadResult:
             return self._send(target, work)
 
-        rate = self._rate(place) if name == "W5" else 0.0
         start = time.monotonic()
         try:
+            rate = self._rate(place) if name == "W5" else 0.0
             measured = self._figures(server, send, name, _seed(name, place.round), rate)
         except OctavoError as error:
             self._keep(msgspec.structs.replace(place, work=name, error=str(error)))
@@ -309,6 +319,16 @@ def report(plan: Plan, book: Book, say: Say) -> int:
     for line in failed:
         say(f"FAILED: {line}")
     return EXIT_FAILED if failed else 0
+
+
+@contextlib.contextmanager
+def _terminates_as_interrupted() -> Iterator[None]:
+    """While it measures, SIGTERM unwinds as Ctrl-C does, so that no engine is left running."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _seed(name: str, round_: int) -> int:

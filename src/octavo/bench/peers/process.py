@@ -25,6 +25,7 @@ from octavo.bench.peers.api import Launch
 
 POLL_S = 0.02
 STOP_S = 20.0
+KILL_S = 5.0
 LOG_TAIL_BYTES = 2000
 PROC = Path("/proc")
 
@@ -186,6 +187,9 @@ class Server:
         for process in self._seen:
             _kill(process)
         self._root.wait()
+        end = self._clock() + KILL_S
+        while any(_is_there(process) for process in self._seen) and self._clock() < end:
+            time.sleep(POLL_S)  # the next engine is measured on an empty machine
 
     def _healthy(self) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", self.launch.port, timeout=5.0)
@@ -200,10 +204,14 @@ class Server:
 
 def _kill(process: Process) -> None:
     """SIGKILL, when the id still belongs to the process that was seen."""
-    found = _stat(process.pid, PROC)
-    if found is not None and found[1] == process.started:
+    if _is_there(process):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, signal.SIGKILL)
+
+
+def _is_there(process: Process) -> bool:
+    found = _stat(process.pid, PROC)
+    return found is not None and found[1] == process.started
 
 
 @contextlib.contextmanager
