@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from octavo.entrypoints.commands.arguments import COMMANDS
+from octavo.entrypoints.commands.arguments import BENCH, COMMANDS
 from tests.support import checkpoints
 
 
@@ -49,9 +49,13 @@ def test_cli01_help_of_each_command_is_quick(name):
     assert done.stdout.startswith(f"usage: octavo {name}")
 
 
-@pytest.mark.skip(reason="waits for the benchmark command: its help is as quick")
-def test_cli01_help_of_the_benchmark_command():
-    raise AssertionError
+@pytest.mark.parametrize("part", BENCH)
+def test_cli01_help_of_each_part_of_the_benchmark_command_is_as_quick(part):
+    assert best_seconds("bench", part, "--help") < 1.5
+    done = octavo("bench", part, "--help")
+    assert done.stderr == ""
+    assert done.stdout.startswith(f"usage: octavo bench {part}")
+    assert part in octavo("bench", "--help").stdout
 
 
 def test_cli01_version():
@@ -73,6 +77,8 @@ def test_cli01_help_imports_no_torch_and_no_server():
     ("argv", "words"),
     [
         (["srve"], "did you mean 'serve'"),
+        (["bench", "latncy"], "did you mean 'bench latency'"),
+        (["bench", "latency", "--max-modellen", "5"], "did you mean --max-model-len"),
         (["serve", "--max-modellen", "5"], "did you mean --max-model-len"),
         (["serve", "--max-modellen=5"], "did you mean --max-model-len"),
         (["chat", "--prot", "5"], "unknown option --prot"),

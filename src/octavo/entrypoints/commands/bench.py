@@ -18,6 +18,7 @@ import msgspec
 from octavo import __version__
 from octavo.base.errors import ConfigError, OctavoError
 from octavo.bench import offline, workloads
+from octavo.bench.connections import Address
 from octavo.bench.load import DEFAULT_TIMEOUT_S, Target, ceilings, own_ceiling
 from octavo.bench.plot import as_svg
 from octavo.bench.report import as_json, as_table, parse_goal, summarize
@@ -48,6 +49,8 @@ def run_serve(call: Call) -> int:
             raise ConfigError("--start starts a server of its own; give it or --base-url, not both.")
         if args.start == []:
             raise ConfigError("--start needs the arguments of 'octavo serve', the model at least.")
+        if args.base_url is not None:
+            Address(args.base_url)
         _check_writable(args.output_json, args.plot)
     ceiling = own_ceiling() if args.ceiling else None
     show = progress()
