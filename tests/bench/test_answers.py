@@ -1,8 +1,11 @@
 """Answers are read the same however they are cut into pieces, and the quick search agrees with the full parse."""
 
+import contextlib
 import json
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from octavo.bench.answers import Answer, parse
 from tests.bench.scripted import END, STREAM_HEAD, chunk, event, plain, token, usage
@@ -120,6 +123,7 @@ def test_usage_in_the_last_event_with_text_is_found():
         (event({"object": "error", "message": "bad thing"}) + DONE, "error in the stream: bad thing"),
         (event(b"{oops") + DONE, "an event of the stream is not JSON"),
         (event([1]) + DONE, "an event of the stream is not a JSON object"),
+        (event({"choices": [7]}) + DONE, "an event of the stream has another shape than OpenAI's"),
     ],
 )
 def test_a_stream_that_goes_wrong_is_an_error(payload, words):
@@ -139,6 +143,7 @@ def test_a_stream_that_goes_wrong_is_an_error(payload, words):
         (b"HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n", True, "HTTP 500: no body"),
         (plain(200, {"choices": [{"text": "a"}]}), True, "the server did not stream its answer"),
         (plain(200, {"message": "odd"}), False, "no choices in the answer: odd"),
+        (plain(200, {"choices": {"a": 1}}), False, "the answer has another shape than OpenAI's"),
     ],
 )
 def test_an_answer_that_is_no_stream_is_an_error_in_its_own_words(data, stream, words):
@@ -171,3 +176,34 @@ def test_what_is_not_http_is_refused(data):
 
 def test_an_event_without_choices_or_usage_is_nothing():
     assert parse(b"data: " + json.dumps({"choices": None, "usage": None}).encode()) == parse(b": x")
+
+
+KEYS = st.sampled_from(["choices", "delta", "text", "content", "usage", "error", "message", "role", "tool_calls", "x"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+)
+
+
+@given(JSON)
+def test_no_json_ends_the_client(value):
+    data = event(value)
+    found = parse(data[:-2])
+    assert isinstance(found.token, bool)
+    stream = Answer("chat")
+    assert stream.feed(STREAM_HEAD + chunk(data + DONE) + END, 1.0)
+    stream.finish(stream=True)
+    whole = Answer("chat")
+    assert whole.feed(plain(200, value), 1.0)
+    whole.finish(stream=False)
+    assert whole.error or whole.pieces
+
+
+@given(st.binary(max_size=60), st.booleans())
+@example(b"-5\r\nabcdefgh\r\n", True)
+@example(b"1;\r\na\r\n0\r\n\r\n", True)
+def test_no_bytes_end_the_client(data, after_head):
+    answer = Answer("completions")
+    with contextlib.suppress(ValueError):
+        answer.feed((STREAM_HEAD if after_head else b"") + data, 1.0)
+        answer.finish(stream=True)

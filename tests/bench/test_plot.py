@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from octavo.bench.plot import as_svg, shares
+from octavo.bench.plot import HEIGHT, MARGIN, WIDTH, as_svg, shares
 from octavo.bench.samples import LoadResult, Sample
 
 
@@ -33,6 +33,9 @@ def test_the_picture_is_well_formed_and_needs_nothing(name):
     assert "nan" not in text
     assert "href" not in text
     assert "<script" not in text
+    points = [p.split(",") for line in root.iter("{*}polyline") for p in line.get("points").split()]
+    points += [(c.get("cx"), c.get("cy")) for c in root.iter("{*}circle")]
+    assert all(MARGIN <= float(x) <= WIDTH and 24 <= float(y) <= HEIGHT for x, y in points)
 
 
 def test_failures_are_drawn():

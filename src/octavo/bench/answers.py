@@ -31,7 +31,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     token: bool = False
     text: str = ""
     done: bool = False
-    usage: dict[str, Any] | None = None
+    usage: dict[str, int] | None = None
     error: str | None = None
 
 
@@ -51,11 +51,13 @@ def parse(data: bytes) -> Event:
         return Event(error="an event of the stream is not a JSON object")
     if value.get("error") or value.get("object") == "error":
         return Event(error=f"error in the stream: {message_of(value)}")
-    usage = value.get("usage")
     choices = value.get("choices") or []
-    text = "".join(_text(choice) for choice in choices)
-    token = bool(text) or any(_silent_token(choice) for choice in choices)
-    return Event(token=token, text=text, usage=usage if isinstance(usage, dict) else None)
+    try:
+        text = "".join(_text(choice) for choice in choices)
+        token = bool(text) or any(_silent_token(choice) for choice in choices)
+    except (AttributeError, TypeError):  # some value is of another type than OpenAI's
+        return Event(error="an event of the stream has another shape than OpenAI's")
+    return Event(token=token, text=text, usage=_usage(value))
 
 
 def _text(choice: dict[str, Any]) -> str:
@@ -73,6 +75,20 @@ def _silent_token(choice: dict[str, Any]) -> bool:
         return False
     delta = choice.get("delta")
     return choice.get("text") == "" if delta is None else "role" not in delta and delta.get("content") == ""
+
+
+def _usage(value: dict[str, Any]) -> dict[str, int] | None:
+    """The token counts of an answer, those that are numbers."""
+    found = value.get("usage")
+    if not isinstance(found, dict):
+        return None
+    details = found.get("prompt_tokens_details")
+    counts = {
+        "prompt_tokens": found.get("prompt_tokens"),
+        "completion_tokens": found.get("completion_tokens"),
+        "cached_tokens": details.get("cached_tokens") if isinstance(details, dict) else None,
+    }
+    return {name: count for name, count in counts.items() if type(count) is int}
 
 
 def message_of(value: Any) -> str:
@@ -108,7 +124,7 @@ class Answer:
         self.times: array[float] = array("d")
         self.num_events = 0
         self.last = b""  # the last event with text, which may carry usage
-        self.usage: dict[str, Any] | None = None
+        self.usage: dict[str, int] | None = None
         self.done = False
         self.error: str | None = None
         self.pieces: list[str] = []
@@ -164,9 +180,12 @@ class Answer:
         elif not isinstance(value, dict) or not value.get("choices"):
             self.error = f"no choices in the answer: {message_of(value)}"
         else:
-            self.usage = value.get("usage")
-            first = value["choices"][0]
-            self.pieces.append(first.get("text") or (first.get("message") or {}).get("content") or "")
+            self.usage = _usage(value)
+            try:
+                first = value["choices"][0]
+                self.pieces.append(first.get("text") or first.get("message", {}).get("content") or "")
+            except (AttributeError, TypeError, LookupError):
+                self.error = "the answer has another shape than OpenAI's"
 
     def _read_head(self, data: bytes) -> int:
         """Where the body begins, 0 while the head is not complete."""
@@ -247,6 +266,9 @@ class Answer:
 
 def _chunk_size(line: bytes) -> int:
     try:
-        return int(line, 16)
+        size = int(line, 16)
     except ValueError:  # with an extension
-        return int(line.partition(b";")[0], 16)
+        size = int(line.partition(b";")[0], 16)
+    if size < 0:
+        raise ValueError("a chunk has a negative size")
+    return size

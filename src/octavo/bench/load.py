@@ -213,8 +213,7 @@ class _Run:
             self._max_late_s = max(self._max_late_s, start_s - due_s)
         times = array("d", [t - self._start for t in answer.times])
         usage = answer.usage or {}
-        counted = usage.get("completion_tokens") is None
-        details = usage.get("prompt_tokens_details") or {}
+        counted = "completion_tokens" not in usage
         self._samples[i] = Sample(
             due_s=start_s if due_s is None else due_s,
             start_s=start_s,
@@ -223,7 +222,7 @@ class _Run:
             token_times=times,
             prompt_tokens=usage.get("prompt_tokens"),
             output_tokens=len(times) if counted else usage["completion_tokens"],
-            cached_tokens=details.get("cached_tokens"),
+            cached_tokens=usage.get("cached_tokens"),
             counted=counted,
             conversation=item.conversation,
             error=error,
