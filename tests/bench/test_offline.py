@@ -3,7 +3,7 @@
 import pytest
 
 from octavo.base.outputs import CompletionOutput, RequestOutput, RequestTimes
-from octavo.bench.offline import latency, latency_table, throughput, throughput_table
+from octavo.bench.offline import Batches, latency, latency_table, throughput, throughput_table
 from octavo.bench.workloads import random_prompts
 from octavo.entrypoints.llm import LLM
 from tests.support import checkpoints
@@ -47,7 +47,7 @@ class Toy:
 def test_latency_counts_batches_after_the_warm_up_and_repeats_no_prompt():
     toy = Toy()
     found = latency(
-        toy, input_len=8, output_len=5, batch_size=3, iterations=4, warmups=2, ids=(0, 10_000), clock=toy.clock
+        toy, Batches(input_len=8, output_len=5, batch_size=3, iterations=4, warmups=2, ids=(0, 10_000)), clock=toy.clock
     )
     assert [len(b) for b in toy.batches] == [3] * 6
     prompts = [tuple(p["prompt_token_ids"]) for b in toy.batches for p in b]
@@ -61,7 +61,9 @@ def test_latency_counts_batches_after_the_warm_up_and_repeats_no_prompt():
 
 def test_one_token_has_no_time_of_a_further_one():
     toy = Toy()
-    found = latency(toy, input_len=8, output_len=1, batch_size=1, iterations=1, warmups=0, ids=(0, 99), clock=toy.clock)
+    found = latency(
+        toy, Batches(input_len=8, output_len=1, batch_size=1, iterations=1, warmups=0, ids=(0, 99)), clock=toy.clock
+    )
     assert (found.tpot_s.num, found.decode_tok_s) == (0, 0.0)
     assert latency_table(found)
 
@@ -86,7 +88,7 @@ def llm():
 
 
 def test_the_real_engine_gives_every_figure(llm):
-    found = latency(llm, input_len=9, output_len=4, batch_size=2, iterations=2, warmups=1, ids=(10, 500))
+    found = latency(llm, Batches(input_len=9, output_len=4, batch_size=2, iterations=2, warmups=1, ids=(10, 500)))
     assert 0 < found.prefill_s.p50 < found.e2e_s.p50
     assert (found.tpot_s.num, found.e2e_s.num) == (4, 2)
     assert found.tpot_s.min > 0

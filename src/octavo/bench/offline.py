@@ -28,14 +28,22 @@ class Generates(Protocol):
         """One output for each prompt."""
 
 
+class Batches(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of a latency measurement; lengths in tokens."""
+
+    input_len: int
+    output_len: int
+    batch_size: int
+    iterations: int
+    warmups: int  # batches before those that count
+    ids: IdRange
+    seed: int = 0
+
+
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds over the iterations, each one batch: until all have their first token, and so on."""
 
-    batch_size: int
-    input_len: int
-    output_len: int
-    iterations: int
-    warmups: int
+    work: Batches
     prefill_s: Spread  # from the call to the first token of the last request
     tpot_s: Spread  # of every request, the mean time of one further token
     e2e_s: Spread  # of one batch
@@ -60,46 +68,35 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, int] = {}
 
 
-def latency(
-    engine: Generates,
-    *,
-    input_len: int,
-    output_len: int,
-    batch_size: int,
-    iterations: int,
-    warmups: int,
-    ids: IdRange,
-    seed: int = 0,
-    clock: Clock = time.perf_counter,
-) -> Latency:
+def latency(engine: Generates, work: Batches, *, clock: Clock = time.perf_counter) -> Latency:
     """Run batches one after the other; the first `warmups` do not count."""
     prefill, tpot, whole = [], [], []
-    for i in range(warmups + iterations):
+    for i in range(work.warmups + work.iterations):
         items = random_prompts(
-            batch_size, input_len=input_len, output_len=output_len, seed=seed * 1_000_003 + i, ids=ids
+            work.batch_size,
+            input_len=work.input_len,
+            output_len=work.output_len,
+            seed=work.seed * 1_000_003 + i,
+            ids=work.ids,
         )
         start = clock()
         outputs = _generate(engine, items, ignore_eos=True)
         seconds = clock() - start
-        if i < warmups:
+        if i < work.warmups:
             continue
-        times = [o.times for o in outputs if o.times is not None]
         whole.append(seconds)
+        times = [o.times for o in outputs if o.times is not None]
         if times:
             prefill.append(max(t.first_token_s for t in times) - min(t.arrived_s for t in times))
-        tpot += [per_token_s(t, output_len) for t in times if output_len > 1]
+        tpot += [per_token_s(t, work.output_len) for t in times if work.output_len > 1]
     prefill_s, tpot_s = spread(prefill), spread(tpot)
     return Latency(
-        batch_size=batch_size,
-        input_len=input_len,
-        output_len=output_len,
-        iterations=iterations,
-        warmups=warmups,
+        work=work,
         prefill_s=prefill_s,
         tpot_s=tpot_s,
         e2e_s=spread(whole),
-        decode_tok_s=batch_size / tpot_s.mean if tpot_s.mean else 0.0,
-        prefill_tok_s=batch_size * input_len / prefill_s.mean if prefill_s.mean else 0.0,
+        decode_tok_s=work.batch_size / tpot_s.mean if tpot_s.mean else 0.0,
+        prefill_tok_s=work.batch_size * work.input_len / prefill_s.mean if prefill_s.mean else 0.0,
     )
 
 
@@ -147,9 +144,9 @@ def _generate(engine: Generates, items: Sequence[Item], *, ignore_eos: bool) -> 
 
 def latency_table(found: Latency) -> str:
     """The figures for people."""
-    f = found
+    f, w = found, found.work
     lines = [
-        f"{f.iterations} batches of {f.batch_size}, {f.input_len} tokens in, {f.output_len} out, after {f.warmups} to warm up",
+        f"{w.iterations} batches of {w.batch_size}, {w.input_len} tokens in, {w.output_len} out, after {w.warmups} to warm up",
         f"prefill       {f.prefill_tok_s:10.1f} tokens per s",
         f"decode        {f.decode_tok_s:10.1f} tokens per s",
         *spread_table({"prefill": f.prefill_s, "TPOT": f.tpot_s, "E2E": f.e2e_s}),

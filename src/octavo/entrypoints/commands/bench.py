@@ -185,11 +185,17 @@ def run_latency(call: Call) -> int:
     args = call.arguments
     with _usage():
         _check_writable(args.output_json)
+    work = offline.Batches(
+        input_len=args.input_len,
+        output_len=args.output_len,
+        batch_size=args.batch_size,
+        iterations=args.iterations,
+        warmups=args.num_warmups,
+        ids=args.token_ids,
+        seed=args.data_seed,
+    )
     with LLM(**call.given.values) as llm:
-        found = offline.latency(
-            llm, input_len=args.input_len, output_len=args.output_len, batch_size=args.batch_size,
-            iterations=args.iterations, warmups=args.num_warmups, ids=args.token_ids, seed=args.data_seed,
-        )  # fmt: skip
+        found = offline.latency(llm, work)
     about = _about("latency", options=_shown(args), engine=dict(call.given.values))
     _write(offline.latency_table(found), args.output_json, about | {"latency": msgspec.to_builtins(found)})
     return 0
