@@ -2,6 +2,7 @@
 
 import pytest
 
+from octavo.base.errors import ServerError
 from octavo.base.outputs import CompletionOutput, RequestOutput, RequestTimes
 from octavo.bench.offline import Batches, latency, latency_table, throughput, throughput_table
 from octavo.bench.workloads import random_prompts
@@ -66,6 +67,13 @@ def test_one_token_has_no_time_of_a_further_one():
     )
     assert (found.tpot_s.num, found.decode_tok_s) == (0, 0.0)
     assert latency_table(found)
+
+
+def test_a_failed_request_ends_a_latency_measurement_with_its_error():
+    toy = Toy(fail={1})
+    work = Batches(input_len=8, output_len=2, batch_size=3, iterations=1, warmups=0, ids=(0, 99))
+    with pytest.raises(ServerError, match="1 of 3 requests of a batch failed: broken"):
+        latency(toy, work, clock=toy.clock)
 
 
 def test_throughput_counts_whole_answers_and_shows_failures():

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from octavo.base.errors import ServerError
 from octavo.base.outputs import RequestOutput, RequestTimes
 from octavo.base.params import SamplingParams
 from octavo.bench.report import Spread, spread, spread_table
@@ -69,7 +70,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def latency(engine: Generates, work: Batches, *, clock: Clock = time.perf_counter) -> Latency:
-    """Run batches one after the other; the first `warmups` do not count."""
+    """Run batches one after the other; the first `warmups` do not count. Raises `ServerError` when a request fails."""
     prefill, tpot, whole = [], [], []
     for i in range(work.warmups + work.iterations):
         items = random_prompts(
@@ -82,6 +83,8 @@ def latency(engine: Generates, work: Batches, *, clock: Clock = time.perf_counte
         start = clock()
         outputs = _generate(engine, items, ignore_eos=True)
         seconds = clock() - start
+        if failed := [o.error for o in outputs if o.error is not None]:
+            raise ServerError(f"{len(failed)} of {len(outputs)} requests of a batch failed: {failed[0]}")
         if i < work.warmups:
             continue
         whole.append(seconds)
