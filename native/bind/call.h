@@ -1,13 +1,17 @@
 // How an operator is called from Python: at once, or written on a tape to be replayed for any number of rows.
 //
 // An operator whose row count is the step's number of tokens is bound as
-//     m.def("name", [](Ptr x, ..., int64_t rows) { call(rows, [=](int64_t rows) { current_level().f->name(..., rows); }); });
+//     m.def("name", [](Ptr x, ..., int64_t rows) {
+//       call("name", rows, [=](int64_t rows) { current_level().f->name(..., rows); });
+//     });
 // Pointers must stay valid as long as the tape: buffers of a recording come from its own pool (octavo/worker/recorded.py).
 #pragma once
 #include <nanobind/nanobind.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "octavo/levels.h"
@@ -25,22 +29,54 @@ class Tape {
     static thread_local Tape* tape = nullptr;
     return tape;
   }
-  void add(std::function<void(int64_t)> op) { calls_.push_back(std::move(op)); }
+  void add(std::string name, std::function<void(int64_t)> op) {
+    calls_.push_back(std::move(op));
+    names_.push_back(std::move(name));
+  }
   void replay(int64_t rows) const {
     for (const auto& op : calls_) op(rows);
   }
+  // Seconds that each entry took, in the order of `names`.
+  std::vector<double> timed_replay(int64_t rows) const {
+    using Clock = std::chrono::steady_clock;
+    std::vector<double> seconds;
+    seconds.reserve(calls_.size());
+    Clock::time_point began = Clock::now();
+    for (const auto& op : calls_) {
+      op(rows);
+      const Clock::time_point now = Clock::now();
+      seconds.push_back(std::chrono::duration<double>(now - began).count());
+      began = now;
+    }
+    return seconds;
+  }
   size_t size() const { return calls_.size(); }
+  const std::vector<std::string>& names() const { return names_; }
 
  private:
   std::vector<std::function<void(int64_t)>> calls_;
+  std::vector<std::string> names_;
 };
 
 template <class Op>
-inline void call(int64_t rows, Op&& op) {
+inline void call(const char* name, int64_t rows, Op&& op) {
   if (Tape* tape = Tape::recording())
-    tape->add(std::forward<Op>(op));
+    tape->add(name, std::forward<Op>(op));
   else
     op(rows);
+}
+
+// Without a name the family's stands for it: Op's type says in which bind_<family> it was written.
+template <class Op>
+inline void call(int64_t rows, Op&& op) {
+  static const std::string family = [] {
+    std::string text = __PRETTY_FUNCTION__;
+    const size_t begin = text.find("bind_");
+    if (begin == std::string::npos) return std::string("operator");
+    const size_t end = text.find_first_of("(<: ", begin);
+    return text.substr(begin + 5, end - begin - 5);
+  }();
+  call(family.c_str(), rows, std::forward<Op>(op));
 }
 
 // One function a family, in bind/<family>.cpp.

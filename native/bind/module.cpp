@@ -25,7 +25,9 @@ NB_MODULE(_native, m) {
       .def("__len__", &Tape::size)
       .def("start", [](Tape& tape) { Tape::recording() = &tape; })
       .def("stop", [](Tape&) { Tape::recording() = nullptr; })
-      .def("replay", &Tape::replay, nb::call_guard<nb::gil_scoped_release>());
+      .def("replay", &Tape::replay, nb::call_guard<nb::gil_scoped_release>())
+      .def("timed_replay", &Tape::timed_replay, nb::call_guard<nb::gil_scoped_release>())
+      .def("names", &Tape::names);
 
   bind_norms(m);
   bind_linear(m);

@@ -3,6 +3,12 @@
 
 namespace octavo {
 
-void bind_pointwise(nanobind::module_&) {}
+void bind_pointwise(nanobind::module_& m) {
+  m.def("gated", [](Ptr x, Ptr out, int64_t rows, int64_t width, int64_t x_row, int gate, int type) {
+    call("gated", rows, [=](int64_t n) {
+      current_level().pointwise->gated(at<void>(x), at<void>(out), n, width, x_row, Gate(gate), Type(type));
+    });
+  });
+}
 
 }  // namespace octavo

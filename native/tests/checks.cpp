@@ -8,6 +8,9 @@
 
 namespace octavo {
 void check_norms();
+void check_pointwise();
+void check_rotary();
+void check_gather();
 }
 
 int main() {
@@ -15,6 +18,9 @@ int main() {
     octavo::use_level(octavo::level(i).name);
     std::printf("%s\n", octavo::current_level().name);
     octavo::check_norms();
+    octavo::check_pointwise();
+    octavo::check_rotary();
+    octavo::check_gather();
   }
   return 0;
 }

@@ -25,7 +25,7 @@ def test_embeddings_of_all_ranks_sum_to_the_lookup(size, vocab):
     weight, ids = torch.randn(vocab, 4), torch.arange(vocab).flip(0)
     total = torch.zeros(vocab, 4)
     for rank in range(size):
-        layer = Embedding(vocab, 4, dtype=torch.float32, group=SingleGroup(rank, size))
+        layer = Embedding(vocab, 4, dtype=torch.float32, gather=reference.gather_rows, group=SingleGroup(rank, size))
         layer.place("weight", None, weight)
         total += layer(ids)
     assert torch.equal(total, weight[ids])
@@ -40,7 +40,7 @@ def test_logits_of_all_ranks_make_the_vocabulary(size, vocab, tied):
     for rank in range(size):
         group = Together(rank, size)
         if tied:
-            embedding = Embedding(vocab, 4, dtype=torch.float32, group=group)
+            embedding = Embedding(vocab, 4, dtype=torch.float32, gather=reference.gather_rows, group=group)
             embedding.place("weight", None, weight)
             head = TiedHead(embedding, linear=reference.linear, group=group)
             head.finish()
@@ -54,7 +54,7 @@ def test_logits_of_all_ranks_make_the_vocabulary(size, vocab, tied):
 
 
 def test_wrong_shapes_are_refused():
-    layer = Embedding(7, 4, dtype=torch.float32, group=SingleGroup())
+    layer = Embedding(7, 4, dtype=torch.float32, gather=reference.gather_rows, group=SingleGroup())
     with pytest.raises(ValueError, match=r"its shape is \[8, 4\], the model's is \[7, 4\]"):
         layer.place("weight", None, torch.zeros(8, 4))
     with pytest.raises(KeyError):

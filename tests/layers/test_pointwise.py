@@ -9,7 +9,7 @@ from octavo.ops import reference
 from octavo.ops.registry import OpRegistry
 from tests.attention.plain import CPU_FACTS
 
-OPS = OpRegistry().bind(CPU_FACTS, torch.float32)
+OPS = OpRegistry(()).bind(CPU_FACTS, torch.float32)
 
 
 def test_norm_alone_and_with_a_residual():

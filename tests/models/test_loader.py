@@ -93,7 +93,8 @@ def test_weights_are_converted_to_the_type_that_is_asked_for() -> None:
     loaded = load(folder, dtype=torch.bfloat16)
     assert {p.dtype for p in loaded.model.parameters()} <= {torch.bfloat16}
     full = load(folder)
-    assert loaded.weight_bytes * 2 == full.weight_bytes
+    tables = sum(b.numel() * b.element_size() for b in full.model.buffers())  # of angles: float32 for any model
+    assert (loaded.weight_bytes - tables) * 2 == full.weight_bytes - tables
     torch.testing.assert_close(logits(loaded).float(), reference(folder), rtol=0.2, atol=0.3)
 
 

@@ -29,15 +29,15 @@ def test_every_operator_has_a_reference_and_it_serves_any_device():
 
 
 def test_the_last_registered_that_can_serve_is_chosen():
-    registry = OpRegistry()
+    registry = OpRegistry(())
     registry.register("rms_norm", Implementation(name="fast", function=fast_norm, devices=("cpu",)))
     assert registry.bind(device(), torch.float32).rms_norm is fast_norm
     assert registry.bind(device("cuda"), torch.float32).rms_norm is reference.rms_norm
-    assert OpRegistry().bind(device(), torch.float32).rms_norm is reference.rms_norm, "registries share nothing"
+    assert OpRegistry(()).bind(device(), torch.float32).rms_norm is reference.rms_norm, "registries share nothing"
 
 
 def test_reasons_are_kept_for_those_passed_over():
-    registry = OpRegistry()
+    registry = OpRegistry(())
     registry.register(
         "rms_norm",
         Implementation(
@@ -53,14 +53,14 @@ def test_reasons_are_kept_for_those_passed_over():
 
 
 def test_nothing_is_imported_until_it_is_chosen():
-    registry = OpRegistry()
+    registry = OpRegistry(())
     registry.register("rms_norm", Implementation(name="x", function="this_module:f", devices=("cuda",)))
     registry.bind(device(), torch.float32)
     assert "this_module" not in sys.modules
 
 
 def test_one_can_be_forced_by_name():
-    registry = OpRegistry()
+    registry = OpRegistry(())
     registry.register("rms_norm", Implementation(name="fast", function=fast_norm, devices=("cuda",)))
     assert registry.bind(device("cuda"), torch.float32, forced={"rms_norm": "reference"}).rms_norm is reference.rms_norm
     with pytest.raises(ConfigError, match="no implementation of operator 'rms_norm' can serve: fast: runs on cuda"):
@@ -72,7 +72,7 @@ def test_one_can_be_forced_by_name():
 
 
 def test_a_replacement_keeps_its_name_and_place():
-    registry = OpRegistry()
+    registry = OpRegistry(())
     registry.register("rms_norm", Implementation(name="fast", function=fast_norm))
     registry.register("rms_norm", Implementation(name="fast", function=reference.rms_norm))
     assert [i.name for i in registry.implementations("rms_norm")] == ["fast", "reference"]
@@ -89,7 +89,7 @@ def test_other_parameters_are_refused_at_registration_and_when_loaded():
     def too_few(x, weight):
         return x
 
-    registry = OpRegistry()
+    registry = OpRegistry(())
     for function in (other_names, too_few):
         with pytest.raises(ConfigError, match=r"cannot serve operator 'rms_norm'.*must be \(x, weight, eps\)"):
             registry.register("rms_norm", Implementation(name="bad", function=function))
@@ -104,3 +104,15 @@ def test_built_in_versions_are_known_from_the_start():
     fast, faster = (Implementation(name=n, function=fast_norm) for n in ("fast", "faster"))
     registry = OpRegistry([("rms_norm", fast), ("rms_norm", faster)])
     assert [i.name for i in registry.implementations("rms_norm")] == ["faster", "fast", "reference"]
+
+
+def test_the_native_versions_serve_floats_on_a_cpu_and_nothing_else():
+    pytest.importorskip("octavo.ops.native")
+    for dtype, kind, wanted in (
+        (torch.float32, "cpu", "native"),
+        (torch.bfloat16, "cpu", "native"),
+        (torch.float16, "cpu", "reference"),
+        (torch.float32, "cuda", "reference"),
+    ):
+        _, choices = OpRegistry().bind_explained(device(kind), dtype)
+        assert {c.implementation for c in choices if c.op == "rms_norm"} == {wanted}

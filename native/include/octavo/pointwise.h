@@ -1,11 +1,16 @@
-// Gated activations.
+// Gated activations: rows of 2 * width become rows of width, act(first half) * second half (Shazeer, 2020).
+//
+// Computed in float32 and rounded once. A row of x starts every `x_row` elements; out is contiguous.
 #pragma once
 #include "octavo/types.h"
 
 namespace octavo {
 
+enum class Gate : int32_t { silu = 0, gelu = 1, gelu_tanh = 2 };
+
 struct PointwiseTable {
-  int unused;
+  // Types f32 or bf16, the same for x and out.
+  void (*gated)(const void* x, void* out, int64_t rows, int64_t width, int64_t x_row, Gate gate, Type type);
 };
 
 }  // namespace octavo

@@ -7,11 +7,10 @@ Does not know: checkpoint names, or sampling.
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from octavo.distributed.group import Group
-from octavo.ops.registry import Linear, Multiply
+from octavo.ops.registry import GatherRows, Linear, Multiply
 from octavo.quant.api import LinearScheme, Share
 
 
@@ -23,9 +22,12 @@ class Embedding(nn.Module):
     Owns: `weight` [rows, hidden].
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, group: Group) -> None:
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, gather: GatherRows, group: Group
+    ) -> None:
         super().__init__()
         self.vocab_size = vocab_size
+        self._gather = gather
         self._group = group
         self._rows = -(-vocab_size // group.size)
         self._first = group.rank * self._rows
@@ -47,11 +49,8 @@ class Embedding(nn.Module):
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self._group.size == 1:
-            return F.embedding(token_ids, self.weight)
-        local = token_ids - self._first
-        mine = (local >= 0) & (local < self._rows)
-        out = F.embedding(local.where(mine, 0), self.weight) * mine.unsqueeze(1)
-        return self._group.all_reduce(out)
+            return self._gather(self.weight, token_ids)
+        return self._group.all_reduce(self._gather(self.weight, token_ids - self._first))  # zeros for others' tokens
 
 
 class Head(nn.Module):
@@ -82,7 +81,7 @@ class Head(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """A head that multiplies by the embedding's weight.
+    """A head that multiplies by the embedding's weight; its logits are float32.
 
     Owns: the multiplication made from it in `finish`; the embedding owns the weight.
     """
@@ -94,7 +93,7 @@ class TiedHead(nn.Module):
         self._multiply: Multiply | None = None
 
     def finish(self) -> None:
-        self._multiply = self._linear(self._embedding[0].weight.data, None)
+        self._multiply = self._linear(self._embedding[0].weight.data, None, torch.float32)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._multiply is None:

@@ -1,7 +1,7 @@
 """Rotary position embeddings: the variants as one table of functions.
 
-Promises: cos and sin are computed in float32 and rounded once to the model's type, as Hugging Face does; the table
-is filled in `finish`, so building works on the meta device.
+Promises: cos and sin are computed and kept in float32; the table is filled in `finish`, so building works on the meta
+device.
 Does not know: attention, or how the rotation is applied (see `ops.reference.rotary`).
 """
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from octavo.base.errors import LoadError
 from octavo.config.facts import RopeFacts
+from octavo.ops.registry import GatherRows
 
 Frequencies = tuple[torch.Tensor, float]  # inverse frequencies [R / 2] float32, and a factor on cos and sin
 
@@ -47,7 +48,7 @@ class RotaryTable(nn.Module):
     table: torch.Tensor
 
     def __init__(
-        self, rope: RopeFacts, head_dim: int, max_position: int, max_model_len: int, *, dtype: torch.dtype
+        self, rope: RopeFacts, head_dim: int, max_position: int, max_model_len: int, *, gather: GatherRows
     ) -> None:
         super().__init__()
         if rope.kind not in KINDS:
@@ -57,7 +58,9 @@ class RotaryTable(nn.Module):
         self.rotary_dim = int(head_dim * rope.partial)
         self._turning = Turning(rope, self.rotary_dim, max_position, max_model_len)
         self._divisors: torch.Tensor | None = None
-        self.register_buffer("table", torch.empty(max_model_len, self.rotary_dim, dtype=dtype), persistent=False)
+        self._gather = gather
+        table = torch.empty(max_model_len, self.rotary_dim, dtype=torch.float32)
+        self.register_buffer("table", table, persistent=False)
 
     def pieces(self) -> Mapping[str, tuple[str | None, ...]]:
         """Nothing must come: but a GGUF file may bring `frequency_divisors`."""
@@ -80,7 +83,7 @@ class RotaryTable(nn.Module):
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """The rows of these positions: [T] int64 -> [T, R]. Once a step serves all layers."""
-        return self.table[positions]
+        return self._gather(self.table, positions)
 
 
 def inverse_frequencies(t: Turning) -> Frequencies:

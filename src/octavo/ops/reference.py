@@ -48,9 +48,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`residual + x` and its norm: returns (normed, sum). May overwrite `x` and `residual`."""
+    """`residual + x` and its norm: returns (normed, sum), the norm in the weight's type. May overwrite `x` and `residual`.
+
+    The sum keeps the residual's type here, as Hugging Face's does; a faster version may keep it in float32, which
+    rounds less. Both are taken as `residual`.
+    """
     total = residual + x
-    return rms_norm(total, weight, eps), total
+    return rms_norm(total, weight, eps).to(weight.dtype), total
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
@@ -75,10 +79,11 @@ def rotary(query: torch.Tensor, key: torch.Tensor, cos_sin: torch.Tensor) -> tup
     """Rotate query [T, H, D] and key [T, G, D] (Su et al., RoFormer, 2021; half-split pairs).
 
     `cos_sin` [T, R] holds each token's cos in its first R/2 columns and sin in the rest; the first R features of
-    each head are rotated, feature i with feature i + R/2. May overwrite `query` and `key`.
+    each head are rotated, feature i with feature i + R/2. May overwrite `query` and `key`. cos and sin may be wider
+    than they are: the result is rounded to their type.
     """
     cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
-    return _rotate(query, cos, sin), _rotate(key, cos, sin)
+    return _rotate(query, cos, sin).to(query.dtype), _rotate(key, cos, sin).to(key.dtype)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -104,3 +109,9 @@ def write_kv(
     blocks, offsets = slots // size, slots % size
     key_cache[blocks, :, offsets] = key.to(key_cache.dtype)
     value_cache[blocks, :, offsets] = value.to(value_cache.dtype)
+
+
+def gather_rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Rows of `table` [R, N] at `index` [T] int64: [T, N]; an index outside 0 .. R - 1 gives a row of zeros."""
+    inside = (index >= 0) & (index < len(table))
+    return table[index.where(inside, 0)].masked_fill(~inside.unsqueeze(1), 0)

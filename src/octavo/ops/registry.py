@@ -70,6 +70,10 @@ class WriteKV(Protocol):
     ) -> None: ...
 
 
+class GatherRows(Protocol):
+    def __call__(self, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
     """The operators of one device, chosen once. What each computes stands in `ops.reference`."""
@@ -82,6 +86,7 @@ class Ops:
     gelu_tanh_mul: Pointwise
     rotary: Rotary
     write_kv: WriteKV
+    gather_rows: GatherRows
 
 
 OP_NAMES = tuple(field.name for field in fields(Ops))
@@ -125,7 +130,23 @@ class Choice:
     passed_over: Mapping[str, tuple[str, ...]]
 
 
-BUILT_IN: Final[tuple[tuple[str, Implementation], ...]] = ()
+FLOATS: Final = (torch.float32, torch.bfloat16)
+
+
+def _native(function: str, dtypes: tuple[torch.dtype, ...] = FLOATS) -> Implementation:
+    return Implementation(name="native", function=f"octavo.ops.{function}", devices=("cpu",), dtypes=dtypes)
+
+
+BUILT_IN: Final[tuple[tuple[str, Implementation], ...]] = (
+    ("rms_norm", _native("native_norms:rms_norm")),
+    ("add_rms_norm", _native("native_norms:add_rms_norm")),
+    ("silu_mul", _native("native_pointwise:silu_mul")),
+    ("gelu_mul", _native("native_pointwise:gelu_mul")),
+    ("gelu_tanh_mul", _native("native_pointwise:gelu_tanh_mul")),
+    ("rotary", _native("native_rotary:rotary")),
+    ("write_kv", _native("native_rotary:write_kv")),
+    ("gather_rows", _native("native_gather:gather_rows")),
+)
 """(operator, implementation) of the fast versions in this package, the most wanted last; none is imported here."""
 
 

@@ -144,8 +144,11 @@ class Trunk(nn.Module):
     def __init__(self, ctx: BuildContext) -> None:
         super().__init__()
         facts = ctx.facts
-        self.embed_tokens = Embedding(facts.vocab_size, facts.hidden_size, dtype=ctx.dtype, group=ctx.parallel.tp)
-        self.rotary = RotaryTable(facts.rope, facts.head_dim, facts.max_position, ctx.max_model_len, dtype=ctx.dtype)
+        gather = ctx.ops.gather_rows
+        self.embed_tokens = Embedding(
+            facts.vocab_size, facts.hidden_size, dtype=ctx.dtype, gather=gather, group=ctx.parallel.tp
+        )
+        self.rotary = RotaryTable(facts.rope, facts.head_dim, facts.max_position, ctx.max_model_len, gather=gather)
         blocks = [Block(ctx, layer) for layer in range(facts.num_layers)]
         self.layers = nn.ModuleList(blocks)
         self.attention_layers = tuple(block.self_attn.attn for block in blocks)  # by layer id
