@@ -79,6 +79,7 @@ async def _serve(online: OnlineFront, server: ServerConfig, listener: socket.soc
     await online.front.engine.start()
     watch = asyncio.create_task(_watch(online, http))
     host, port = listener.getsockname()[:2]
+    listener.listen(config.backlog)  # from the message on, whoever connects waits in line and is not refused
     sys.stderr.write(f"octavo: ready at http://{host}:{port}/v1 (model {online.front.info.served_names[0]})\n")
     try:
         await http.serve(sockets=[listener])
