@@ -84,7 +84,8 @@ def refuse_cuda_without_gpu(requirement: str) -> None:
 def fingerprint(dev: bool) -> str:
     """Changes when anything that decides the environment's content does."""
     digest = hashlib.sha256(sys.version.encode())
-    for path in [*sorted(LOCKS.glob("*.lock")), ROOT / "pyproject.toml", Path(__file__)]:
+    native = sorted(path for path in (ROOT / "native").rglob("*") if path.is_file())  # a changed core is built again
+    for path in [*sorted(LOCKS.glob("*.lock")), ROOT / "pyproject.toml", Path(__file__), *native]:
         digest.update(path.read_bytes())
     return f"{digest.hexdigest()} {'dev' if dev else 'runtime'}"
 
