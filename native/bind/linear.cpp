@@ -1,8 +1,25 @@
 // Matrix products of weights in bf16 and float32, packed once.
+#include <string>
+
 #include "call.h"
 
 namespace octavo {
 
-void bind_linear(nanobind::module_&) {}
+void bind_linear(nanobind::module_& m) {
+  m.def("linear_layout", [](int type) { return std::string(current_level().linear->layout(Type(type))); });
+  m.def("linear_packed_bytes", [](int64_t inputs, int64_t outputs, int type) {
+    return current_level().linear->packed_bytes(inputs, outputs, Type(type));
+  });
+  m.def("linear_pack", [](Ptr weight, int64_t stride, Ptr packed, int64_t inputs, int64_t outputs, int type) {
+    current_level().linear->pack(at<void>(weight), stride, at<void>(packed), inputs, outputs, Type(type));
+  });
+  m.def("linear", [](Ptr x, int64_t x_stride, Ptr packed, Ptr bias, Ptr out, int64_t rows, int64_t inputs,
+                     int64_t outputs, int type, int out_type) {
+    call(rows, [=](int64_t n) {
+      current_level().linear->multiply({at<void>(x), x_stride, at<void>(packed), at<float>(bias), at<void>(out), n, inputs,
+                                        outputs, Type(type), Type(out_type)});
+    });
+  });
+}
 
 }  // namespace octavo

@@ -1,14 +1,61 @@
-// See octavo/linear.h.
-#include "octavo/linear.h"
-
-#include "octavo/parallel.h"
-#include "octavo/vec.h"
+// See octavo/linear.h. What packing and multiplication do stands in linear_vector.h, and in linear_tiles.h for AMX.
+#include "linear_vector.h"
+#if defined(OCTAVO_LEVEL_AMX)
+#include "linear_tiles.h"
+#endif
 
 namespace octavo {
 namespace OCTAVO_LEVEL {
 
+#if defined(OCTAVO_LEVEL_AMX)
+#define OCTAVO_HALF_LAYOUT "bf16 tiles 32x32"
+#elif defined(__AVX512F__)
+#define OCTAVO_HALF_LAYOUT "bf16 pairs of 32"
+#elif defined(__AVX2__)
+#define OCTAVO_HALF_LAYOUT "bf16 pairs of 16"
+#else
+#define OCTAVO_HALF_LAYOUT "bf16 pairs of 8"
+#endif
+#if defined(__AVX512F__)
+#define OCTAVO_SINGLE_LAYOUT "f32 by 32"
+#elif defined(__AVX2__)
+#define OCTAVO_SINGLE_LAYOUT "f32 by 16"
+#else
+#define OCTAVO_SINGLE_LAYOUT "f32 by 8"
+#endif
+
+static const char* layout(Type type) { return type == Type::f32 ? OCTAVO_SINGLE_LAYOUT : OCTAVO_HALF_LAYOUT; }
+
+static int64_t packed_bytes(int64_t inputs, int64_t outputs, Type type) {
+  if (type == Type::f32) return vector_bytes<Single>(inputs, outputs);
+#if defined(OCTAVO_LEVEL_AMX)
+  return tile_bytes(inputs, outputs);
+#else
+  return vector_bytes<Half>(inputs, outputs);
+#endif
+}
+
+static void pack(const void* weight, int64_t stride, void* packed, int64_t inputs, int64_t outputs, Type type) {
+  if (type == Type::f32) return pack_for_vectors<Single>(weight, stride, packed, inputs, outputs);
+#if defined(OCTAVO_LEVEL_AMX)
+  pack_for_tiles(weight, stride, packed, inputs, outputs);
+#else
+  pack_for_vectors<Half>(weight, stride, packed, inputs, outputs);
+#endif
+}
+
+static void multiply(const LinearCall& call) {
+  if (call.rows == 0 || call.outputs == 0) return;
+  if (call.type == Type::f32) return multiply_by_vectors<Single>(call);
+#if defined(OCTAVO_LEVEL_AMX)
+  multiply_by_tiles(call);
+#else
+  multiply_by_vectors<Half>(call);
+#endif
+}
+
 extern const LinearTable linear_table;
-const LinearTable linear_table = {0};
+const LinearTable linear_table = {layout, packed_bytes, pack, multiply};
 
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo

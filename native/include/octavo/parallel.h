@@ -26,4 +26,27 @@ static inline void parallel(int64_t tasks, int64_t grain, const Body& body) {
   }
 }
 
+// Waits for the other threads of a `together`.
+struct Meet {
+  bool alone;
+  void operator()() const {
+    if (alone) return;
+#pragma omp barrier
+  }
+};
+
+// body(thread, threads, meet) once in each of at most `most` threads, for work in phases: what is written before
+// `meet()` may be read by all after it. Every thread must call `meet` equally often.
+template <class Body>
+static inline void together(int64_t most, const Body& body) {
+  int64_t threads = omp_get_max_threads();
+  if (threads > most) threads = most;
+  if (threads <= 1 || omp_in_parallel()) {
+    body(int64_t(0), int64_t(1), Meet{true});
+    return;
+  }
+#pragma omp parallel num_threads(int(threads))
+  body(int64_t(omp_get_thread_num()), int64_t(omp_get_num_threads()), Meet{omp_get_num_threads() == 1});
+}
+
 }  // namespace octavo
