@@ -1,4 +1,6 @@
 // Matrix products of weights in bf16 and float32, packed once.
+#include <nanobind/stl/string.h>
+
 #include <string>
 
 #include "call.h"
@@ -15,7 +17,7 @@ void bind_linear(nanobind::module_& m) {
   });
   m.def("linear", [](Ptr x, int64_t x_stride, Ptr packed, Ptr bias, Ptr out, int64_t rows, int64_t inputs,
                      int64_t outputs, int type, int out_type) {
-    call(rows, [=](int64_t n) {
+    call("linear", rows, [=](int64_t n) {
       current_level().linear->multiply({at<void>(x), x_stride, at<void>(packed), at<float>(bias), at<void>(out), n, inputs,
                                         outputs, Type(type), Type(out_type)});
     });

@@ -37,4 +37,5 @@ NB_MODULE(_native, m) {
   bind_rotary(m);
   bind_gather(m);
   bind_sampling(m);
+  bind_probe(m);
 }

@@ -6,35 +6,13 @@
 // odd k of a tile apart: no other instruction's bits agree).
 #pragma once
 #include "linear_vector.h"
+#include "octavo/tiles.h"
 
 namespace octavo {
 namespace OCTAVO_LEVEL {
 
 constexpr int64_t TILE_K = 32, TILE_ROWS = 16, PANEL = 32, BLOCK = 32;
 constexpr int64_t TILE_BYTES = 1024, STEP_OF_PANEL = 2 * TILE_BYTES;
-
-// GCC 12's intrinsics do not say that they read or write memory: these are used between `fence`s.
-#define OCTAVO_TILE_LOAD(tile, from, stride) \
-  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"(int64_t(stride)))
-#define OCTAVO_TILE_STORE(tile, to, stride) \
-  asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"(int64_t(stride)) : "memory")
-#define OCTAVO_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile ::)
-#define OCTAVO_TILE_DOT(sum, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
-OCTAVO_INLINE void fence() { asm volatile("" ::: "memory"); }
-
-// Tiles 0 1 / 2 3 are the sums, 4 and 5 the upper and lower rows of x, 6 and 7 the left and right outputs.
-OCTAVO_INLINE void shape_tiles(int upper, int lower) {
-  struct alignas(64) {
-    uint8_t palette = 1, start = 0, none[14] = {0};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {0};
-  } shape;
-  const uint8_t rows[8] = {uint8_t(upper), uint8_t(upper), uint8_t(lower), uint8_t(lower),
-                           uint8_t(upper), uint8_t(lower), 16, 16};
-  std::memcpy(shape.rows, rows, 8);
-  asm volatile("ldtilecfg %0" ::"m"(shape) : "memory");
-}
-OCTAVO_INLINE void release_tiles() { asm volatile("tilerelease" ::: "memory"); }
 
 struct TilePiece {
   const char* upper;  // 16 rows of x, and 16 more

@@ -8,6 +8,7 @@
 #include "octavo/linear.h"
 #include "octavo/norms.h"
 #include "octavo/pointwise.h"
+#include "octavo/probe.h"
 #include "octavo/qlinear.h"
 #include "octavo/rotary.h"
 #include "octavo/sampling.h"
@@ -24,6 +25,7 @@ struct Level {
   const RotaryTable* rotary;
   const GatherTable* gather;
   const SamplingTable* sampling;
+  const ProbeTable* probe;
 };
 
 // The families of a level. Used in core/levels.cpp, for declaring what ops/*.cpp define.
@@ -37,9 +39,10 @@ struct Level {
   extern const RotaryTable rotary_table;      \
   extern const GatherTable gather_table;      \
   extern const SamplingTable sampling_table;  \
+  extern const ProbeTable probe_table;        \
   }
 #define OCTAVO_TABLES(level) &level::norms_table, &level::linear_table, &level::qlinear_table, &level::attention_table, \
-  &level::pointwise_table, &level::rotary_table, &level::gather_table, &level::sampling_table
+  &level::pointwise_table, &level::rotary_table, &level::gather_table, &level::sampling_table, &level::probe_table
 
 // Levels that this processor and system can run, the best last.
 int num_levels();

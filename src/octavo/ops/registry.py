@@ -146,6 +146,7 @@ BUILT_IN: Final[tuple[tuple[str, Implementation], ...]] = (
     ("rotary", _native("native_rotary:rotary")),
     ("write_kv", _native("native_rotary:write_kv")),
     ("gather_rows", _native("native_gather:gather_rows")),
+    ("linear", _native("native_linear:NativeLinear")),
 )
 """(operator, implementation) of the fast versions in this package, the most wanted last; none is imported here."""
 

@@ -1,0 +1,91 @@
+// Packed products against a plain loop, and that a row's bits do not depend on the rows beside it.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "octavo/levels.h"
+
+namespace octavo {
+namespace {
+
+uint16_t rounded(float x) {
+  uint32_t b;
+  std::memcpy(&b, &x, 4);
+  return uint16_t((b + 0x7fffu + ((b >> 16) & 1)) >> 16);
+}
+float widened(uint16_t bits) {
+  uint32_t b = uint32_t(bits) << 16;
+  float x;
+  std::memcpy(&x, &b, 4);
+  return x;
+}
+float some(size_t i) { return float(std::sin(double(i) * 0.7)); }
+
+struct Numbers {  // the same numbers in both types
+  std::vector<float> wide;
+  std::vector<uint16_t> half;
+  explicit Numbers(int64_t n) : wide(size_t(n)), half(size_t(n)) {
+    for (size_t i = 0; i < wide.size(); ++i) {
+      half[i] = rounded(some(i));
+      wide[i] = widened(half[i]);
+    }
+  }
+  const void* as(Type type) const { return type == Type::f32 ? (const void*)wide.data() : half.data(); }
+};
+
+void check(int64_t inputs, int64_t outputs, Type type) {
+  constexpr int64_t ROWS = 45;
+  const LinearTable& linear = *current_level().linear;
+  const Numbers x(ROWS * inputs), w(outputs * inputs), bias(outputs);
+  const size_t bytes = size_t(linear.packed_bytes(inputs, outputs, type));
+  void* packed = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  linear.pack(w.as(type), inputs, packed, inputs, outputs, type);
+  std::vector<float> out(size_t(ROWS * outputs)), part(out.size());
+  LinearCall call{x.as(type), inputs, packed, bias.wide.data(), out.data(), ROWS, inputs, outputs, type, Type::f32};
+  linear.multiply(call);
+  for (int64_t r = 0; r < ROWS; ++r)
+    for (int64_t n = 0; n < outputs; ++n) {
+      double want = bias.wide[size_t(n)];
+      for (int64_t k = 0; k < inputs; ++k) want += double(x.wide[size_t(r * inputs + k)]) * w.wide[size_t(n * inputs + k)];
+      const float got = out[size_t(r * outputs + n)];
+      if (std::fabs(got - want) > 1e-5 * double(inputs)) {
+        std::printf("linear %ld x %ld: row %ld, output %ld: %g, not %g\n", long(inputs), long(outputs), long(r), long(n),
+                    double(got), want);
+        std::exit(1);
+      }
+    }
+  call.out = part.data();
+  for (call.rows = 1; call.rows < ROWS; call.rows += 5) {
+    linear.multiply(call);
+    if (std::memcmp(part.data(), out.data(), size_t(call.rows * outputs) * 4)) {
+      std::printf("linear %ld x %ld: other bits for %ld rows\n", long(inputs), long(outputs), long(call.rows));
+      std::exit(1);
+    }
+  }
+  std::vector<uint16_t> narrow(out.size());
+  call.rows = ROWS;
+  call.out = narrow.data();
+  call.out_type = Type::bf16;
+  linear.multiply(call);
+  for (size_t i = 0; i < out.size(); ++i)
+    if (narrow[i] != rounded(out[i])) {
+      std::printf("linear %ld x %ld: not rounded once\n", long(inputs), long(outputs));
+      std::exit(1);
+    }
+  std::free(packed);
+}
+
+}  // namespace
+
+void check_linear() {
+  for (Type type : {Type::f32, Type::bf16}) {
+    check(1, 1, type);
+    check(7, 33, type);
+    check(64, 96, type);
+    check(577, 40, type);
+  }
+}
+
+}  // namespace octavo
