@@ -80,7 +80,9 @@ class NativeLinear:
     def __init__(self) -> None:
         self._arena = PageArena("packed weights")
 
-    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype | None = None) -> Multiply:
+    def __call__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype | None = None
+    ) -> Multiply:
         served = weight.dtype in SERVED and (out_dtype is None or out_dtype in SERVED)
         if not served or weight.device.type != "cpu":
             return reference.linear(weight, bias, out_dtype)
