@@ -8,9 +8,8 @@ from torch import nn
 
 from octavo.attention.batch import AttentionBatch
 from octavo.config.facts import DeviceFacts, ModelFacts, RopeFacts
-from octavo.distributed.context import ParallelContext
 from octavo.forward.context import BatchShape, ForwardContext, GroupPlan, LayerBinding, entered
-from octavo.models.build import BuildContext, build_context, build_model, finish, place, wanted
+from octavo.models.build import BuildContext, BuildSettings, build_context, build_model, finish, place, wanted
 
 CPU_FACTS = DeviceFacts(kind="cpu", name="test", memory_total_bytes=1, memory_available_bytes=1, num_cores=1)
 
@@ -52,15 +51,14 @@ def facts_of(config) -> ModelFacts:
 
 
 def context_of(facts: ModelFacts, **changes) -> BuildContext:
+    device = changes.pop("device", "cpu")
     settings = {
         "dtype": torch.float32,
-        "device": "cpu",
         "device_facts": CPU_FACTS,
-        "parallel": ParallelContext.single(),
         "max_model_len": facts.max_position,
         "block_size": 16,
     }
-    return build_context(facts, **{**settings, **changes})
+    return build_context(facts, BuildSettings(**{**settings, **changes}), device)
 
 
 def fill(model: nn.Module, facts: ModelFacts, tensors) -> None:

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from octavo.base.errors import ConfigError, LoadError
 from octavo.base.kvspec import FullAttentionSpec, SlidingWindowSpec
 from octavo.config.facts import read_model_facts
-from octavo.models.loader import LoadedModel, build_meta, load_model
+from octavo.models.build import BuildSettings
+from octavo.models.loader import LoadedModel, WeightSource, build_meta, load_model
 from tests.models.oracle import CPU_FACTS, PagedRun, hf_logits
 from tests.support.checkpoints import (
     tiny_llama,
@@ -39,9 +40,13 @@ def one_thread() -> Any:
     torch.set_num_threads(before)
 
 
-def load(path: Path, **changes: Any) -> LoadedModel:
-    settings = {"dtype": "float32", "device": "cpu", "device_facts": CPU_FACTS, "max_model_len": 256, "block_size": 16}
-    return load_model(read_model_facts(path), **{**settings, **changes})
+def settings(**changes: Any) -> BuildSettings:
+    fields = {"dtype": torch.float32, "device_facts": CPU_FACTS, "max_model_len": 256, "block_size": 16}
+    return BuildSettings(**{**fields, **changes})
+
+
+def load(path: Path, source: WeightSource | None = None, progress: Any = None, **changes: Any) -> LoadedModel:
+    return load_model(read_model_facts(path), settings(**changes), source, progress=progress or (lambda _: None))
 
 
 def logits(loaded: LoadedModel) -> torch.Tensor:
@@ -111,14 +116,14 @@ def test_meta_says_the_same_without_weights(tmp_path: Path) -> None:
     folder = tiny_swa(mixed=True)
     shutil.copy(folder / "config.json", tmp_path)
     facts = read_model_facts(tmp_path)
-    meta = build_meta(facts, dtype="float32", device_facts=CPU_FACTS, max_model_len=256, block_size=16)
+    meta = build_meta(facts, settings())
     loaded = load(folder)
     assert (meta.specs, meta.weight_bytes) == (loaded.specs, loaded.weight_bytes)
 
 
 def test_dummy_weights_are_seeded_finite_and_need_no_files(tmp_path: Path) -> None:
     shutil.copy(tiny_llama() / "config.json", tmp_path)
-    one, same, other = (logits(load(tmp_path, load_format="dummy", seed=seed)) for seed in (1, 1, 2))
+    one, same, other = (logits(load(tmp_path, WeightSource(load_format="dummy", seed=seed))) for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert torch.isfinite(one).all()
@@ -307,6 +312,7 @@ _PEAK = """
 
     import torch
     from octavo.config.facts import read_model_facts
+    from octavo.models.build import BuildSettings
     from octavo.models.loader import load_model
     from octavo.platforms.api import probe
     torch.set_num_threads(1)
@@ -320,7 +326,7 @@ _PEAK = """
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    loaded = load_model(facts, dtype="float32", device="cpu", device_facts=device, max_model_len=64)
+    loaded = load_model(facts, BuildSettings(dtype=torch.float32, device_facts=device, max_model_len=64))
     done.set()
     watcher.join()
     print(peak - before, loaded.weight_bytes)

@@ -45,6 +45,13 @@ class MappedFile:
         """These bytes, without a copy."""
         return self._bytes[start : start + size]
 
+    def prefetch(self, start: int, size: int) -> None:
+        """Let the system begin to read these bytes, without waiting for it."""
+        page = mmap.PAGESIZE
+        first = start // page * page
+        if hasattr(mmap, "MADV_WILLNEED") and size:
+            self.data.madvise(mmap.MADV_WILLNEED, first, start + size - first)
+
     def forget(self, start: int, size: int) -> None:
         """Give the memory of these bytes back; they are read from the file again when touched."""
         page = mmap.PAGESIZE

@@ -41,6 +41,17 @@ class ModelConfig:
         "Default sampling parameters: auto reads the model's generation_config.json, neutral ignores it, or a folder.",
     )
     load_format: str = option("auto", "How weights are read; dummy makes random ones.", choices=("auto", "safetensors", "gguf", "dummy"))  # fmt: skip
+    weight_cache: str = option(
+        "auto",
+        "Keep packed weights, so that the next start is quick: auto in the cache folder, off, or a folder.",
+        kind="path",
+    )
+    weight_cache_size: int = option(
+        32 << 30,
+        "Most that packed weights may take there; what was used longest ago goes first.",
+        unit="bytes",
+        kind="size",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,7 @@ def build_core(
         worker = worker_config(resolved.config, facts, sample_vocab_size, plugins)
         with _timed(seconds, "load"):
             loaded = executor.load(worker, progress)
-        progress(f"weights: {size_text(loaded.weight_bytes)} in {seconds['load']:.1f} s")
+        progress(f"weights: {size_text(loaded.weight_bytes)} from {loaded.source} in {seconds['load']:.1f} s")
         with _timed(seconds, "profile"):
             profile = executor.profile()
         layout, max_len = decide_layout(
@@ -129,6 +129,8 @@ def worker_config(
         facts=facts,
         dtype=config.model.dtype,
         load_format=config.model.load_format,
+        weight_cache=_weight_cache(config.model.weight_cache),
+        weight_cache_bytes=config.model.weight_cache_size,
         block_size=config.cache.block_size,
         max_model_len=_set(config.model.max_model_len),
         max_num_seqs=_set(config.scheduler.max_num_seqs),
@@ -140,6 +142,11 @@ def worker_config(
         plugins=plugins,
         sample_vocab_size=sample_vocab_size,
     )
+
+
+def _weight_cache(option: str) -> str | None:
+    """The folder; "auto" is one by now wherever there is a cache folder (see `serving.startup`)."""
+    return None if option in ("auto", "off") else option
 
 
 def _set(value: int | None) -> int:

@@ -29,6 +29,8 @@ class WorkerConfig:
     attention_backend: str | None
     seed: int
     plugins: tuple[str, ...] | None = ()  # installed packages that may bring architectures and backends; None: all
+    weight_cache: str | None = None  # folder of packed weights; None: neither read nor written
+    weight_cache_bytes: int = 0  # that the folder may hold
     sample_vocab_size: int | None = None  # ids from here on are never sampled; None: the model's whole vocabulary
 
 
@@ -40,6 +42,7 @@ class LoadReport:
     weight_bytes: int
     seconds: float
     attention_backend: str
+    source: str = ""  # where weights were read from, for people
     notes: tuple[str, ...] = ()
 
 

@@ -6,18 +6,24 @@ Does not know: threads or processes (see `uniproc`), or who plans.
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from octavo.base.kvspec import KVLayout
 from octavo.base.step import StepPlan, StepResult
 from octavo.config.facts import DeviceFacts
 from octavo.executor.api import LoadReport, ProfileReport, WorkerConfig
-from octavo.models.loader import LoadedModel, build_meta, load_model
+from octavo.models.build import BuildSettings
+from octavo.models.loader import WeightSource, build_meta, load_model
+from octavo.models.packed import PackedFolder, Writing
 from octavo.platforms import api as platforms
 from octavo.worker.seams import LateParts
 from octavo.worker.worker import Worker, WorkerLimits, WorkerSeams
 
 Progress = Callable[[str], None]
+KEEP_PATIENCE_S = 10.0  # how long a stop waits for packed weights that are being written
 
 
 def probe(device: str, plugins: tuple[str, ...] | None = ()) -> DeviceFacts:
@@ -34,15 +40,7 @@ def make_worker(config: WorkerConfig) -> "HostedWorker":
 def describe(config: WorkerConfig) -> LoadReport:
     """The model built on the meta device: its layers' KV specs and the bytes of its weights."""
     began = time.perf_counter()
-    meta = build_meta(
-        config.facts,
-        dtype=config.dtype,
-        device_facts=probe(config.device, config.plugins),
-        max_model_len=config.max_model_len,
-        attention_backend=config.attention_backend,
-        block_size=config.block_size,
-        plugins=config.plugins,
-    )
+    meta = build_meta(config.facts, build_settings(config, probe(config.device, config.plugins)))
     return LoadReport(
         specs=meta.specs,
         weight_bytes=meta.weight_bytes,
@@ -51,10 +49,33 @@ def describe(config: WorkerConfig) -> LoadReport:
     )
 
 
+def build_settings(config: WorkerConfig, device: DeviceFacts) -> BuildSettings:
+    """How `config`'s model is built on a device."""
+    return BuildSettings(
+        dtype=getattr(torch, config.dtype),
+        device_facts=device,
+        max_model_len=config.max_model_len,
+        attention_backend=config.attention_backend,
+        block_size=config.block_size,
+        plugins=config.plugins,
+    )
+
+
+def weight_source(config: WorkerConfig) -> WeightSource:
+    """Where `config`'s weights come from."""
+    folder = config.weight_cache
+    return WeightSource(
+        load_format=config.load_format,
+        seed=config.seed,
+        packed=None if folder is None else PackedFolder(Path(folder), config.weight_cache_bytes),
+        num_threads=config.num_threads,
+    )
+
+
 class HostedWorker:
     """A worker and its loader, with reports instead of tensors.
 
-    Owns: the worker.
+    Owns: the worker, and the writing of packed weights.
     """
 
     def __init__(
@@ -79,34 +100,26 @@ class HostedWorker:
             sample_vocab_size=config.sample_vocab_size,
         )
         self._worker = Worker(limits, probe=prober, seams=seams)
+        self._writing: Writing | None = None
 
     def load(self, progress: Progress) -> LoadReport:
         """Build the model and read its weights."""
-        loaded = self._load_model(progress)
+        loaded = load_model(
+            self._config.facts,
+            build_settings(self._config, self._device),
+            weight_source(self._config),
+            progress=progress,
+            clock=self._clock,
+        )
+        self._writing = loaded.writing
         self._worker.load(loaded)
         return LoadReport(
             specs=loaded.specs,
             weight_bytes=loaded.weight_bytes,
             seconds=loaded.seconds,
             attention_backend=loaded.backend.name,
+            source=loaded.source,
             notes=loaded.notes,
-        )
-
-    def _load_model(self, progress: Progress) -> LoadedModel:
-        config = self._config
-        return load_model(
-            config.facts,
-            dtype=config.dtype,
-            device=config.device,
-            device_facts=self._device,
-            max_model_len=config.max_model_len,
-            load_format=config.load_format,
-            attention_backend=config.attention_backend,
-            block_size=config.block_size,
-            plugins=config.plugins,
-            seed=config.seed,
-            progress=progress,
-            clock=self._clock,
         )
 
     def profile(self) -> ProfileReport:
@@ -139,4 +152,7 @@ class HostedWorker:
 
     def stop(self) -> None:
         """Let everything go."""
+        if self._writing is not None:
+            self._writing.stop(KEEP_PATIENCE_S)
+            self._writing = None
         self._worker.stop()

@@ -11,7 +11,7 @@ from torch import nn
 
 from octavo.distributed.group import Group
 from octavo.ops.registry import GatherRows, Linear, Multiply
-from octavo.quant.api import LinearScheme, Share
+from octavo.quant.api import LinearScheme, Piece, Share, as_piece, check_kind, check_shape, read_rows
 
 
 class Embedding(nn.Module):
@@ -36,16 +36,21 @@ class Embedding(nn.Module):
     def pieces(self) -> Mapping[str, tuple[str | None, ...]]:
         return {"weight": (None,)}
 
-    def place(self, parameter: str, shard: str | None, tensor: torch.Tensor) -> None:
+    def expects(self, parameter: str, shard: str | None) -> tuple[int, ...]:
+        return (self.vocab_size, self.weight.shape[1])
+
+    def check(self, parameter: str, shard: str | None, piece: Piece) -> None:
         if parameter != "weight" or shard is not None:
             raise KeyError(parameter)
-        want = [self.vocab_size, self.weight.shape[1]]
-        if list(tensor.shape) != want:
-            raise ValueError(f"its shape is {list(tensor.shape)}, the model's is {want}")
-        part = tensor[self._first : self._first + self._rows]
-        with torch.no_grad():
-            self.weight[: len(part)].copy_(part)
-            self.weight[len(part) :].zero_()
+        check_kind(piece)
+        check_shape(piece, self.expects(parameter, shard))
+
+    def place(self, parameter: str, shard: str | None, piece: torch.Tensor | Piece) -> None:
+        piece = as_piece(piece)
+        self.check(parameter, shard, piece)
+        mine = max(0, min(self._rows, self.vocab_size - self._first))
+        read_rows(self.weight.data[:mine], piece, self._first, mine)
+        self.weight.data[mine:].zero_()
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self._group.size == 1:
@@ -71,10 +76,17 @@ class Head(nn.Module):
     def pieces(self) -> Mapping[str, tuple[str | None, ...]]:
         return dict.fromkeys(self.stored.parameter_names(), (None,))
 
-    def place(self, parameter: str, shard: str | None, tensor: torch.Tensor) -> None:
+    def expects(self, parameter: str, shard: str | None) -> tuple[int, ...]:
+        return self._share.whole(parameter)
+
+    def check(self, parameter: str, shard: str | None, piece: Piece) -> None:
         if shard is not None:
             raise KeyError(shard)
-        self.stored.place(parameter, tensor, self._share)
+        self.stored.check(parameter, piece, self._share)
+
+    def place(self, parameter: str, shard: str | None, piece: torch.Tensor | Piece) -> None:
+        self.check(parameter, shard, as_piece(piece))
+        self.stored.place(parameter, as_piece(piece), self._share)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return _gather(self.stored(hidden), self._vocab_size, self._group)

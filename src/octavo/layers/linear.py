@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from octavo.distributed.group import Group, split_evenly
-from octavo.quant.api import LinearScheme, Share
+from octavo.quant.api import LinearScheme, Piece, Share, as_piece
 
 
 class ColumnLinear(nn.Module):
@@ -53,8 +53,14 @@ class ColumnLinear(nn.Module):
     def pieces(self) -> Mapping[str, tuple[str | None, ...]]:
         return dict.fromkeys(self.stored.parameter_names(), tuple(self._shares))
 
-    def place(self, parameter: str, shard: str | None, tensor: torch.Tensor) -> None:
-        self.stored.place(parameter, tensor, self._shares[shard])
+    def expects(self, parameter: str, shard: str | None) -> tuple[int, ...]:
+        return self._shares[shard].whole(parameter)
+
+    def check(self, parameter: str, shard: str | None, piece: Piece) -> None:
+        self.stored.check(parameter, piece, self._shares[shard])
+
+    def place(self, parameter: str, shard: str | None, piece: torch.Tensor | Piece) -> None:
+        self.stored.place(parameter, as_piece(piece), self._shares[shard])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.stored(x)
@@ -78,11 +84,19 @@ class RowLinear(nn.Module):
     def pieces(self) -> Mapping[str, tuple[str | None, ...]]:
         return dict.fromkeys(self.stored.parameter_names(), (None,))
 
-    def place(self, parameter: str, shard: str | None, tensor: torch.Tensor) -> None:
+    def expects(self, parameter: str, shard: str | None) -> tuple[int, ...]:
+        return self._share.whole(parameter)
+
+    def check(self, parameter: str, shard: str | None, piece: Piece) -> None:
         if shard is not None:
             raise KeyError(shard)
         if not (parameter == "bias" and self._skips_bias):
-            self.stored.place(parameter, tensor, self._share)
+            self.stored.check(parameter, piece, self._share)
+
+    def place(self, parameter: str, shard: str | None, piece: torch.Tensor | Piece) -> None:
+        self.check(parameter, shard, as_piece(piece))
+        if not (parameter == "bias" and self._skips_bias):
+            self.stored.place(parameter, as_piece(piece), self._share)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = self.stored(x)

@@ -16,6 +16,7 @@ from torch import nn
 from octavo.base.errors import LoadError
 from octavo.config.facts import RopeFacts
 from octavo.ops.registry import GatherRows
+from octavo.quant.api import Piece, as_piece, check_shape
 
 Frequencies = tuple[torch.Tensor, float]  # inverse frequencies [R / 2] float32, and a factor on cos and sin
 
@@ -66,12 +67,26 @@ class RotaryTable(nn.Module):
         """Nothing must come: but a GGUF file may bring `frequency_divisors`."""
         return {}
 
-    def place(self, parameter: str, shard: str | None, tensor: torch.Tensor) -> None:
+    def expects(self, parameter: str, shard: str | None) -> tuple[int, ...]:
+        return (self.rotary_dim // 2,)
+
+    def check(self, parameter: str, shard: str | None, piece: Piece) -> None:
         if parameter != "frequency_divisors" or shard is not None:
             raise KeyError(parameter)
-        if list(tensor.shape) != [self.rotary_dim // 2]:
-            raise ValueError(f"its shape is {list(tensor.shape)}, the model's is {[self.rotary_dim // 2]}")
-        self._divisors = tensor.float().cpu()
+        check_shape(piece, self.expects(parameter, shard))
+
+    def place(self, parameter: str, shard: str | None, piece: torch.Tensor | Piece) -> None:
+        piece = as_piece(piece)
+        self.check(parameter, shard, piece)
+        self._divisors = piece.rows(0, self.rotary_dim // 2, torch.float32).clone()
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """What a checkpoint brought; the table depends on this engine's length and is made anew."""
+        return {} if self._divisors is None else {"frequency_divisors": self._divisors}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._divisors = state.get("frequency_divisors")
+        self.finish()
 
     def finish(self) -> None:
         with torch.device("cpu"):

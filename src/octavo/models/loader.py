@@ -1,15 +1,16 @@
 """Loading a model: build on meta, check the checkpoint against it, then stream the weights in.
 
 Promises: whatever is wrong with a checkpoint is found from headers, before weights are read, and named with its
-file, tensor and likely cause (EXE-21); memory holds one copy of the weights and one tensor more; a model that comes
-back is complete.
-Does not know: file formats (see `models.weights`), or any architecture.
+file, tensor and likely cause (EXE-21); memory holds the packed weights once and one layer more; a second start takes
+the packed weights from a file, if there is one and it is right; a model that comes back is complete.
+Does not know: file formats (see `models.weights`, `models.packed`), or any architecture.
 """
 
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,26 +18,39 @@ from torch import nn
 from octavo.attention.api import Backend
 from octavo.base.errors import LoadError
 from octavo.base.kvspec import KVSpec
-from octavo.config.facts import DeviceFacts, ModelFacts
-from octavo.distributed.context import ParallelContext
+from octavo.config.facts import ModelFacts
 from octavo.models.build import (
     BuildContext,
+    BuildSettings,
+    Filling,
     Placeable,
     Target,
     WeightMap,
     build_context,
     build_model,
-    finish,
-    place,
+    check,
+    expects,
+    materialize,
+    model_state,
+    restore_state,
     wanted,
+    weight_bytes,
 )
+from octavo.models.fingerprint import fingerprint
+from octavo.models.packed import DamagedError, PackedFile, PackedFolder, Writing
 from octavo.models.registry import architectures, resolve
 from octavo.models.weights import StoredTensor, open_checkpoint
+from octavo.quant.api import WrongKindError
 
 Progress = Callable[[str], None]
+Places = Sequence[tuple[StoredTensor, Target]]
 
 _DUMMY_STD = 0.02  # what most models are initialized with
+_RANDOM_ROWS = 256  # drawn from one seed
 _PROGRESS_BYTES = 512 << 20  # between two lines
+_AHEAD_BYTES = 64 << 20  # that the system is asked to read before they are needed
+_WORTH_KEEPING_BYTES = 16 << 20  # smaller models load as fast from their own files
+_ROOM_TO_READ = 1.25  # of the packed size: with less memory available they are mapped instead
 _QUANTIZED_ENDINGS = (
     ".qweight",
     ".qzeros",
@@ -53,10 +67,25 @@ def _silent(line: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSource:
+    """Where weights come from: the model's files ("auto", or their format's name), or random numbers ("dummy").
+
+    `packed` is the folder of packed weights; None: neither read nor written.
+    """
+
+    load_format: str = "auto"
+    seed: int = 0
+    packed: PackedFolder | None = None
+    num_threads: int = 1  # that read packed weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A model ready to run, and what loading it found out.
 
-    `weight_bytes` are this rank's parameters and tables; `specs` are the attention layers' own, by layer id.
+    `weight_bytes` are this rank's packed weights and tables; `specs` are the attention layers' own, by layer id;
+    `source` says where the weights came from. `writing` is under way when packed weights are being kept for the next
+    start; they must not change before it ends.
     """
 
     model: nn.Module  # satisfies models.build.Model
@@ -64,7 +93,9 @@ class LoadedModel:
     weight_bytes: int
     seconds: float
     backend: Backend
+    source: str
     notes: tuple[str, ...] = ()
+    writing: Writing | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,102 +109,117 @@ class MetaModel:
 
 def load_model(
     facts: ModelFacts,
+    settings: BuildSettings,
+    source: WeightSource | None = None,
     *,
-    dtype: torch.dtype | str,
-    device: torch.device | str,
-    device_facts: DeviceFacts,
-    max_model_len: int,
-    parallel: ParallelContext | None = None,
-    load_format: str = "auto",
-    attention_backend: str | None = None,
-    block_size: int | None = None,
-    plugins: tuple[str, ...] | None = (),
-    seed: int = 0,
     progress: Progress = _silent,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LoadedModel:
-    """Build `facts`' model on `device` and fill it: from its files, or with random values for load format "dummy".
+    """Build `facts`' model where `settings.device_facts` say, and fill it.
 
     Raises `LoadError` for a checkpoint that is incomplete, damaged or does not fit the architecture, and
     `ConfigError` for settings that cannot be served.
     """
     started = clock()
-    ctx = _meta_context(facts, dtype, device_facts, parallel, max_model_len, attention_backend, block_size, plugins)
-    model = build_model(ctx)
-    notes: tuple[str, ...] = ()
-    places: Sequence[tuple[StoredTensor, Target]] = ()
-    if load_format != "dummy":
-        weight_map = _weight_map(facts, plugins)
-        stored = open_checkpoint(facts, weight_map.gguf, load_format)
-        places, notes = check_checkpoint(model, facts, weight_map, stored)
-    for note in notes:
-        progress(f"warning: {note}")
-    model.to_empty(device=torch.device(device))
-    weight_bytes = tensor_bytes(model)
-    if load_format == "dummy":
-        fill_randomly(model, seed)
-    else:
-        _stream(model, places, ctx.dtype, progress)
-    finish(model)
+    source = source or WeightSource()
+    ctx = _context(facts, settings)
+    filled = _randomly(ctx, source.seed) if source.load_format == "dummy" else _from_files(ctx, source, progress)
+    model = filled.model
     return LoadedModel(
         model=model,
         specs=_specs(model),
-        weight_bytes=weight_bytes,
+        weight_bytes=weight_bytes(model),
         seconds=clock() - started,
         backend=ctx.attention.backend,
-        notes=notes,
+        source=filled.source,
+        notes=(*filled.notes, *ctx.scheme.notes()),
+        writing=filled.writing,
     )
 
 
-def build_meta(
-    facts: ModelFacts,
-    *,
-    dtype: torch.dtype | str,
-    device_facts: DeviceFacts,
-    max_model_len: int,
-    parallel: ParallelContext | None = None,
-    attention_backend: str | None = None,
-    block_size: int | None = None,
-    plugins: tuple[str, ...] | None = (),
-) -> MetaModel:
+def build_meta(facts: ModelFacts, settings: BuildSettings) -> MetaModel:
     """What the model needs on a device, from the layers themselves, without reading weights or using memory."""
-    ctx = _meta_context(facts, dtype, device_facts, parallel, max_model_len, attention_backend, block_size, plugins)
+    ctx = _context(facts, settings)
     model = build_model(ctx)
-    return MetaModel(specs=_specs(model), weight_bytes=tensor_bytes(model), backend=ctx.attention.backend)
+    return MetaModel(specs=_specs(model), weight_bytes=weight_bytes(model), backend=ctx.attention.backend)
 
 
-def _meta_context(
-    facts: ModelFacts,
-    dtype: torch.dtype | str,
-    device_facts: DeviceFacts,
-    parallel: ParallelContext | None,
-    max_model_len: int,
-    attention_backend: str | None,
-    block_size: int | None,
-    plugins: tuple[str, ...] | None,
-) -> BuildContext:
-    resolve(facts.architecture, architectures(plugins))  # an unknown architecture is said before anything else
-    return build_context(
-        facts,
-        dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype,
-        device="meta",
-        device_facts=device_facts,
-        parallel=ParallelContext.single() if parallel is None else parallel,
-        max_model_len=max_model_len,
-        attention_backend=attention_backend,
-        block_size=block_size,
-        plugins=plugins,
-    )
-
-
-def tensor_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters and buffers, on any device, meta included."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return sum(t.numel() * t.element_size() for t in tensors)
+def _context(facts: ModelFacts, settings: BuildSettings) -> BuildContext:
+    resolve(facts.architecture, architectures(settings.plugins))  # an unknown one is said before anything else
+    return build_context(facts, settings)
 
 
 def _specs(model: nn.Module) -> tuple[KVSpec, ...]:
     return tuple(layer.spec for layer in model.attention_layers)  # type: ignore[union-attr]
+
+
+# ---- from the model's files, or what was packed from them ---------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Filled:
+    model: nn.Module
+    source: str
+    notes: tuple[str, ...] = ()
+    writing: Writing | None = None
+
+
+def _from_files(ctx: BuildContext, source: WeightSource, progress: Progress) -> _Filled:
+    model = build_model(ctx)
+    weight_map = _weight_map(ctx.facts, ctx.plugins)
+    stored = open_checkpoint(ctx.facts, weight_map.gguf, source.load_format)
+    places, notes = check_checkpoint(model, ctx.facts, weight_map, stored)
+    for note in notes:
+        progress(f"warning: {note}")
+    key = "" if source.packed is None else fingerprint(ctx, stored)
+    if source.packed is not None and (restored := _from_packed(ctx, source, key, progress)) is not None:
+        return _Filled(model=restored, source=f"packed weights in {source.packed.path(key)}", notes=notes)
+    materialize(model, ctx.memory)
+    _stream(model, places, progress)
+    writing = None if source.packed is None else _keep(model, source.packed, key, progress)
+    return _Filled(model=model, source=_named(stored), notes=notes, writing=writing)
+
+
+def _from_packed(ctx: BuildContext, source: WeightSource, key: str, progress: Progress) -> nn.Module | None:
+    """The model over packed weights; None when there are none, or none that are right, which is said."""
+    folder = source.packed
+    if folder is None:
+        return None
+    try:
+        found = folder.find(key)
+        if found is None:
+            return None
+        model = build_model(ctx)
+        materialize(model, ctx.memory)
+        restore_state(model, _tensors(found, ctx, source.num_threads))
+        return model
+    except (DamagedError, OSError, KeyError, ValueError, RuntimeError) as error:
+        progress(f"warning: packed weights in {folder.path(key)} are of no use and are made anew: {error}")
+        return None
+
+
+def _tensors(found: PackedFile, ctx: BuildContext, num_threads: int) -> dict[str, torch.Tensor]:
+    device = ctx.memory.device
+    short = ctx.memory_available_bytes < found.num_bytes * _ROOM_TO_READ
+    tensors = found.map() if short and device.type == "cpu" else found.read(num_threads)
+    return tensors if device.type == "cpu" else {name: t.to(device) for name, t in tensors.items()}
+
+
+def _keep(model: nn.Module, folder: PackedFolder, key: str, progress: Progress) -> Writing | None:
+    """Begin to write the packed weights for the next start, if they can be saved and are worth it."""
+    if weight_bytes(model) < _WORTH_KEEPING_BYTES:
+        return None
+    try:
+        state = model_state(model)
+    except NotImplementedError:
+        return None
+    return Writing(folder, key, state, progress)
+
+
+def _named(stored: Sequence[StoredTensor]) -> str:
+    """The files, in words: `model.safetensors`, or the first of several."""
+    names = list(dict.fromkeys(Path(t.file.path).name for t in stored))
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
 
 
 def _weight_map(facts: ModelFacts, plugins: tuple[str, ...] | None) -> WeightMap:
@@ -187,7 +233,7 @@ def _weight_map(facts: ModelFacts, plugins: tuple[str, ...] | None) -> WeightMap
 def check_checkpoint(
     model: nn.Module, facts: ModelFacts, weight_map: WeightMap, stored: Iterable[StoredTensor]
 ) -> tuple[list[tuple[StoredTensor, Target]], tuple[str, ...]]:
-    """Where each tensor goes, and warnings about those that go nowhere; nothing is read. `model` is on meta.
+    """Where each tensor goes, layer by layer, and warnings about those that go nowhere; nothing is read.
 
     Raises `LoadError` when a tensor is missing, of a wrong shape, or not made of floats.
     """
@@ -202,33 +248,37 @@ def check_checkpoint(
             _check_one(model, facts, tensor, target)
             missing.discard(target)
             places.append((tensor, target))
-        elif _takes(model, target, tensor.shape):
+        elif _takes(model, target, tensor):
             places.append((tensor, target))
         else:
             extra.append(tensor.stored_name)
     if missing:
         raise LoadError(_missing_message(facts, weight_map, missing, extra))
+    order = {name: number for number, (name, _) in enumerate(model.named_modules())}
+    places.sort(key=lambda place: order[place[1].parameter.rpartition(".")[0]])
     return places, (_extra_message(facts, extra),) if extra else ()
 
 
 def _check_one(model: nn.Module, facts: ModelFacts, tensor: StoredTensor, target: Target) -> None:
     where = f"tensor {tensor.stored_name!r} in {tensor.file.path}"
-    if not tensor.is_float:
-        hint = "the weights look quantized, but config.json has no quantization_config"
-        raise LoadError(f"{where} has type {tensor.dtype}, but {facts.architecture} needs floats there: {hint}")
-    try:  # on meta this compares shapes and moves nothing
-        place(model, target, torch.empty(tensor.shape, device="meta"))
+    try:
+        check(model, target, tensor)
     except LoadError as error:
+        if isinstance(error.__cause__, WrongKindError):
+            hint = "the weights look quantized, but config.json has no quantization_config"
+            raise LoadError(
+                f"{where} has type {tensor.kind}, but {facts.architecture} needs floats there: {hint}"
+            ) from None
         why = str(error).partition("does not fit: ")[2] or str(error)
         raise LoadError(f"{where} does not fit {facts.architecture}: {why} (config.json of another model?)") from None
 
 
-def _takes(model: nn.Module, target: Target, shape: tuple[int, ...]) -> bool:
+def _takes(model: nn.Module, target: Target, tensor: StoredTensor) -> bool:
     """True when a module accepts this tensor although it needs none, such as GGUF's rotary divisors."""
-    try:  # with real memory, which nothing writes to: such a module may compute with the values at once
+    try:
         if not isinstance(model.get_submodule(target.parameter.rpartition(".")[0]), Placeable):
             return False
-        place(model, target, torch.empty(shape))
+        check(model, target, tensor)
     except (AttributeError, LoadError):
         return False
     return True
@@ -266,26 +316,54 @@ def _checkpoint_name(target: Target, weight_map: WeightMap) -> str:
 # ---- filling ------------------------------------------------------------------------------------
 
 
-def _stream(
-    model: nn.Module, places: Sequence[tuple[StoredTensor, Target]], dtype: torch.dtype, progress: Progress
-) -> None:
+def _stream(model: nn.Module, places: Places, progress: Progress) -> None:
+    """Fill the model in the order given, in which each layer's tensors follow each other."""
     total = sum(tensor.size for tensor, _ in places)
-    done, said = 0, 0
+    done, said, asked, ahead = 0, 0, 0, 0
+    filling = Filling(model)
     for tensor, target in places:
-        place(model, target, tensor.read(dtype))
-        tensor.forget()
+        while ahead < len(places) and asked <= done + _AHEAD_BYTES:
+            places[ahead][0].prefetch()
+            asked, ahead = asked + places[ahead][0].size, ahead + 1
+        filling.place(target, tensor)
         done += tensor.size
         if done - said >= _PROGRESS_BYTES:
             said = done
             progress(f"weights: {done / total:.0%} of {total / 2**30:.1f} GiB read")
+    filling.finish()
 
 
-def fill_randomly(model: nn.Module, seed: int) -> None:
+def _randomly(ctx: BuildContext, seed: int) -> _Filled:
     """Small random weights, the same for the same seed whatever the order; norms are 1 and biases 0."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-                parameter.normal_(0.0, _DUMMY_STD, generator=generator)
-            else:
-                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+    model = build_model(ctx)
+    materialize(model, ctx.memory)
+    filling = Filling(model)
+    for target in sorted(wanted(model), key=lambda t: (t.parameter, t.shard or "")):
+        filling.place(target, _RandomPiece(f"{seed} {target.parameter} {target.shard}", expects(model, target)))
+    filling.finish()
+    return _Filled(model=model, source="random numbers")
+
+
+@dataclass(frozen=True, slots=True)
+class _RandomPiece:
+    """A tensor of random numbers, or of ones or zeros where a model has those."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str = "F32"
+
+    def rows(self, first: int, count: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if len(self.shape) == 1:
+            return torch.full((count,), 0.0 if ".bias" in self.name else 1.0, dtype=dtype)
+        blocks = range(first // _RANDOM_ROWS, -(-(first + count) // _RANDOM_ROWS))
+        values = torch.cat([self._block(block, dtype or torch.float32) for block in blocks])
+        return values[first - blocks.start * _RANDOM_ROWS :][:count]
+
+    def _block(self, block: int, dtype: torch.dtype) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.name} {block}".encode()))
+        return torch.empty(_RANDOM_ROWS, *self.shape[1:], dtype=dtype).normal_(0.0, _DUMMY_STD, generator=generator)
+
+    def raw(self, first: int, count: int) -> None:
+        return None
+
+    def forget(self) -> None: ...

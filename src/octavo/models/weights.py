@@ -7,7 +7,6 @@ Does not know: the model that they go to (see `models.loader`).
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -15,7 +14,7 @@ import torch
 
 from octavo.base.errors import ConfigError, LoadError
 from octavo.base.gguf import GGUFTensor, read_gguf
-from octavo.base.mapped import MappedFile
+from octavo.base.mapped import Bytes, MappedFile
 from octavo.base.safetensors import SafeTensor, SafetensorsFile, read_safetensors
 from octavo.config.facts import ModelFacts
 from octavo.config.facts_hf import read_json
@@ -31,31 +30,43 @@ TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = {
 }  # fmt: skip
 
 
-class _Read(Protocol):
-    def __call__(self, dtype: torch.dtype) -> torch.Tensor: ...
+class _Rows(Protocol):
+    """How one tensor's rows are read."""
+
+    def values(self, first: int, count: int, dtype: torch.dtype | None) -> torch.Tensor: ...
+
+    def blocks(self, first: int, count: int) -> torch.Tensor | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """One tensor of a checkpoint, not read yet. `start` and `size` are its bytes in `file`.
-
-    `is_float` is False for whole numbers, packed or not, which no plain weight is stored in.
-    """
+    """One tensor of a checkpoint, not read yet: a `quant.api.Piece`. `start` and `size` are its bytes in `file`."""
 
     name: str  # Hugging Face's; the file's own where there is no such name
     stored_name: str
     known: bool  # False: the architecture has no name for it
     shape: tuple[int, ...]
-    dtype: str  # as the file calls it
-    is_float: bool
+    kind: str  # its type, as the file calls it
     file: MappedFile
     start: int
     size: int
-    decode: _Read
+    reader: _Rows
+
+    def rows(self, first: int, count: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Values of these rows. Rows stored in `dtype` may come as a view of the file."""
+        return self.reader.values(first, count, dtype)
+
+    def raw(self, first: int, count: int) -> torch.Tensor | None:
+        """Blocks of these rows as they are stored, [count, bytes of a row]; None for types without blocks."""
+        return self.reader.blocks(first, count)
 
     def read(self, dtype: torch.dtype) -> torch.Tensor:
-        """The values. A tensor stored in `dtype` may come as a view of the file; copy it before the next is read."""
-        return self.decode(dtype)
+        """All values. A tensor stored in `dtype` may come as a view of the file; copy it before the next is read."""
+        return self.rows(0, self.shape[0] if self.shape else 1, dtype).view(self.shape)
+
+    def prefetch(self) -> None:
+        """Let the system begin to read the bytes."""
+        self.file.prefetch(self.start, self.size)
 
     def forget(self) -> None:
         """Give the memory of the file's pages back."""
@@ -104,25 +115,39 @@ def _safetensors(folder: Path) -> tuple[StoredTensor, ...]:
 
 
 def _from_safetensors(file: SafetensorsFile, tensor: SafeTensor) -> StoredTensor:
-    kind = TORCH_DTYPES.get(tensor.dtype)
-
-    def decode(dtype: torch.dtype) -> torch.Tensor:
-        if kind is None:
-            raise LoadError(f"{file.file.path}: tensor {tensor.name!r} of type {tensor.dtype} cannot be read")
-        return torch.from_numpy(file.bytes_of(tensor)).view(kind).view(tensor.shape).to(dtype)
-
     return StoredTensor(
         name=tensor.name,
         stored_name=tensor.name,
         known=True,
         shape=tensor.shape,
-        dtype=tensor.dtype,
-        is_float=tensor.dtype in ("F64", "F32", "F16", "BF16"),
+        kind=tensor.dtype,
         file=file.file,
         start=tensor.start,
         size=tensor.size,
-        decode=decode,
+        reader=_SafeRows(file, tensor),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _SafeRows:
+    """Rows of a safetensors tensor: plain numbers, one after the other."""
+
+    file: SafetensorsFile
+    tensor: SafeTensor
+
+    def values(self, first: int, count: int, dtype: torch.dtype | None) -> torch.Tensor:
+        kind = TORCH_DTYPES.get(self.tensor.dtype)
+        if kind is None:
+            raise LoadError(
+                f"{self.file.file.path}: tensor {self.tensor.name!r} of type {self.tensor.dtype} cannot be read"
+            )
+        data = torch.from_numpy(self.file.bytes_of(self.tensor)).view(kind)
+        if self.tensor.shape:
+            data = data.view(self.tensor.shape)
+        return data[first : first + count].to(dtype or kind)
+
+    def blocks(self, first: int, count: int) -> None:
+        return None
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -194,18 +219,37 @@ def _from_gguf(tensor: GGUFTensor, names: GGUFNames, facts: ModelFacts) -> Store
         stored_name=tensor.name,
         known=name is not None,
         shape=tensor.shape,
-        dtype=tensor.type.name,
-        is_float=tensor.type.name not in ("I8", "I16", "I32", "I64"),
+        kind=tensor.type.name,
         file=tensor.file,
         start=tensor.start,
         size=tensor.size,
-        decode=partial(_decode_gguf, tensor, heads),
+        reader=_GGUFRows(tensor, heads),
     )
 
 
-def _decode_gguf(tensor: GGUFTensor, heads: int | None, dtype: torch.dtype) -> torch.Tensor:
-    values = dequantize(tensor.data, tensor.type, tensor.shape, dtype=dtype)
-    return values if heads is None else take_pairs_apart(values, heads)
+@dataclass(frozen=True, slots=True)
+class _GGUFRows:
+    """Rows of a GGUF tensor, in Hugging Face's order. `heads` are those whose rotary pairs lie side by side."""
+
+    tensor: GGUFTensor
+    heads: int | None
+
+    def values(self, first: int, count: int, dtype: torch.dtype | None) -> torch.Tensor:
+        kind, shape = self.tensor.type, self.tensor.shape
+        rest = shape[1:] if shape else ()
+        return dequantize(self._bytes(first, count).reshape(-1), kind, (count, *rest), dtype=dtype or torch.float32)
+
+    def blocks(self, first: int, count: int) -> torch.Tensor | None:
+        return torch.from_numpy(self._bytes(first, count)) if self.tensor.type.block_size > 1 else None
+
+    def _bytes(self, first: int, count: int) -> Bytes:
+        """[count, bytes of a row]: a view of the file, or a copy when rows must change places."""
+        rows = self.tensor.data.reshape(self.tensor.shape[0] if self.tensor.shape else 1, -1)
+        if self.heads is None:
+            return rows[first : first + count]
+        places = take_pairs_apart(torch.arange(len(rows)), self.heads)
+        moved: Bytes = rows[places[first : first + count].numpy()]
+        return moved
 
 
 def take_pairs_apart(rows: torch.Tensor, num_heads: int) -> torch.Tensor:

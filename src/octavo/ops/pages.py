@@ -1,13 +1,17 @@
-"""Memory in large pages, for what is read again and again: packed weights, the KV cache.
+"""Memory in large pages, for what is read again and again: packed weights, tables, the KV cache.
 
 Promises: reads as zero until written, costs nothing until touched, lies in 2 MiB pages where the system gives them
-(half again as much read bandwidth was measured with them); lives as long as any tensor taken from it.
+(half again as much read bandwidth was measured with them); goes back to the system when the last tensor taken from
+it goes.
 Does not know: what is stored.
 """
 
 import mmap
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
+from math import prod
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -17,15 +21,21 @@ from octavo.base.errors import ConfigError
 HUGE_PAGE_BYTES: Final = 2 << 20
 ALIGNMENT: Final = 64  # one cache line, one vector
 CHUNK_BYTES: Final = 64 << 20
+_SETTING: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def reserve(num_bytes: int, what: str) -> torch.Tensor:
-    """`num_bytes` of memory as a tensor of uint8, on a 2 MiB boundary. Raises `ConfigError` naming `what`."""
+    """`num_bytes` of memory as a tensor of uint8, on a 2 MiB boundary. Raises `ConfigError` naming `what`.
+
+    Only whole large pages inside a mapping can be large, so the mapping goes on to the end of the last one, and one
+    page further to have a boundary to begin at.
+    """
     if num_bytes == 0:
         return torch.zeros(0, dtype=torch.uint8)
+    whole_pages = -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     try:
-        pages = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError):
+        pages = mmap.mmap(-1, whole_pages + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError):
         raise ConfigError(f"the system refuses {num_bytes} bytes for {what}") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without transparent huge pages: small ones serve
@@ -33,6 +43,14 @@ def reserve(num_bytes: int, what: str) -> torch.Tensor:
     whole = torch.frombuffer(pages, dtype=torch.uint8)
     start = -whole.data_ptr() % HUGE_PAGE_BYTES
     return whole[start : start + num_bytes]
+
+
+def gives_huge_pages() -> bool:
+    """True when the system gives large pages to those who ask."""
+    try:
+        return "[never]" not in _SETTING.read_text()
+    except OSError:
+        return False
 
 
 class PageArena:
@@ -49,11 +67,43 @@ class PageArena:
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> torch.Tensor:
-        """A tensor of uint8 that starts on a cache line; it keeps its chunk alive."""
+        """A tensor of uint8 that starts on a cache line; it keeps its chunk alive.
+
+        What would fill most of a chunk gets memory of its own, so that the rest of the chunk stays in use.
+        """
+        if num_bytes * 2 > self._chunk_bytes:
+            return reserve(num_bytes, self._what)
         with self._lock:
             if self._used + num_bytes > len(self._chunk):
-                self._chunk = reserve(max(num_bytes, self._chunk_bytes), self._what)
+                self._chunk = reserve(self._chunk_bytes, self._what)
                 self._used = 0
             piece = self._chunk[self._used : self._used + num_bytes]
             self._used += -(-num_bytes // ALIGNMENT) * ALIGNMENT
             return piece
+
+
+class Memory:
+    """Where a model's weights and tables lie: large pages on a CPU, the device's own memory elsewhere.
+
+    Owns: the arena.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu", what: str = "weights") -> None:
+        self.device = torch.device(device)
+        self._arena = PageArena(what)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor that is kept; contiguous, its content is undefined. Raises `ConfigError` when there is no room."""
+        if self.device.type != "cpu":
+            return torch.empty(*shape, dtype=dtype, device=self.device)
+        return self._arena.take(prod(shape) * dtype.itemsize).view(dtype).view(*shape)
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy that is kept."""
+        mine = self.empty(tensor.shape, tensor.dtype)
+        return mine.copy_(tensor)
+
+
+def scratch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in host memory that is soon let go, and then is the system's again at once (malloc may keep it)."""
+    return reserve(prod(shape) * dtype.itemsize, "a weight that is being packed").view(dtype).view(*shape)

@@ -33,6 +33,7 @@ from octavo.serving.info import EngineInfo
 from octavo.serving.sync_engine import SyncEngine
 
 Progress = Callable[[str], None]
+PACKED_FOLDER = "packed"  # within the cache folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
     tokenizer = load_tokenizer(str(path))
     template = load_chat_template(str(path), config.model.chat_template)
     eos, defaults = _generation_defaults(config.model.generation_config, str(path), facts, tokenizer)
-    config = _replace_model(config, str(path))
+    config = _replace_model(config, str(path), env)
     return Prepared(
         config=config,
         sources=given.sources,
@@ -115,8 +116,11 @@ def _generation_defaults(
     return tuple(ids), defaults
 
 
-def _replace_model(config: EngineConfig, path: str) -> EngineConfig:
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, model=path))
+def _replace_model(config: EngineConfig, path: str, env: Env) -> EngineConfig:
+    """The configuration with the paths that only this side knows."""
+    cache = config.model.weight_cache
+    folder = str(env.cache_dir / PACKED_FOLDER) if cache == "auto" else cache
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, model=path, weight_cache=folder))
 
 
 def start_client(

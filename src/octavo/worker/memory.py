@@ -1,14 +1,12 @@
 """The device's memory: what one step needs, and the one buffer that holds all KV.
 
-Promises: KV memory is reserved at once and touched page by page as blocks are used; every layer's views follow
-from the `KVLayout` alone.
+Promises: KV memory is reserved at once, in large pages, and touched page by page as blocks are used; every layer's
+views follow from the `KVLayout` alone.
 Does not know: which block holds what, or who decided how many there are.
 """
 
-import mmap
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -17,8 +15,7 @@ from torch import Tensor
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import KVGroup, KVLayout, KVSpec, LayerPlace, dtype_bytes
 from octavo.forward.context import LayerBinding
-
-HUGE_PAGE_BYTES = 2 << 20
+from octavo.ops.pages import reserve
 
 
 class KVMemory:
@@ -45,21 +42,12 @@ class KVMemory:
 
 def _reserve(num_bytes: int, device: torch.device) -> Tensor:
     """Bytes that cost nothing until they are touched, and read as zero then."""
-    if device.type != "cpu" or num_bytes == 0:
-        try:
-            return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        except torch.OutOfMemoryError:
-            raise ConfigError(
-                f"the device has no {num_bytes} bytes left for KV blocks; lower --kv-cache-memory"
-            ) from None
     try:
-        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError):
-        raise ConfigError(f"the system refuses {num_bytes} bytes for KV blocks; lower --kv-cache-memory") from None
-    if num_bytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without transparent huge pages: small ones serve
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)
+        if device.type == "cpu":
+            return reserve(num_bytes, "KV blocks; lower --kv-cache-memory")
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:
+        raise ConfigError(f"the device has no {num_bytes} bytes left for KV blocks; lower --kv-cache-memory") from None
 
 
 def _bind(buffer: Tensor, place: LayerPlace, spec: KVSpec, num_blocks: int) -> LayerBinding:
