@@ -41,7 +41,7 @@ class Packing:
     def packed_bytes(self, in_features, out_features, dtype):
         return in_features * out_features * dtype.itemsize
 
-    def restore(self, state, in_features, out_features, dtype):
+    def restore(self, state, in_features, out_features, dtype, out_dtype=None):
         return Packed(state["packed"], state["bias"])
 
 
@@ -140,7 +140,7 @@ def test_another_layers_state_is_refused():
 
 
 def test_a_packed_weight_that_shows_no_state_cannot_be_saved():
-    layer, _, _ = filled(lambda weight, bias: Silent())
+    layer, _, _ = filled(lambda weight, bias, out_dtype: Silent())
     layer.finish()
     with pytest.raises(NotImplementedError, match="Silent"):
         layer.state()

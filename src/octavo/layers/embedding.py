@@ -71,7 +71,7 @@ class Head(nn.Module):
         first = group.rank * rows
         mine = max(0, min(rows, vocab_size - first))
         self._share = Share(0, mine, first, 0, hidden_size, vocab_size, hidden_size)
-        self.stored = scheme.create(hidden_size, rows, bias=bias)
+        self.stored = scheme.create(hidden_size, rows, bias=bias, out_dtype=torch.float32)
 
     def pieces(self) -> Mapping[str, tuple[str | None, ...]]:
         return dict.fromkeys(self.stored.parameter_names(), (None,))

@@ -159,6 +159,7 @@ class BuildSettings:
     parallel: ParallelContext = field(default_factory=ParallelContext.single)
     attention_backend: str | None = None
     block_size: int | None = None
+    forced_ops: Mapping[str, str] | None = None  # implementation by operator, instead of the first that can serve
     plugins: tuple[str, ...] | None = ()
 
 
@@ -169,7 +170,7 @@ def build_context(facts: ModelFacts, settings: BuildSettings, device: torch.devi
     Raises `ConfigError` when something asked for cannot be served.
     """
     dtype, device_facts, parallel = settings.dtype, settings.device_facts, settings.parallel
-    ops = OpRegistry().bind(device_facts, dtype)
+    ops = OpRegistry().bind(device_facts, dtype, forced=settings.forced_ops)
     memory = Memory(device_facts.kind)
     windows = {window_of(facts, layer) for layer in range(facts.num_layers)}
     needs = [attention_need(facts, dtype, parallel, window) for window in sorted(windows, key=lambda w: w or 0)]

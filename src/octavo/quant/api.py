@@ -182,8 +182,10 @@ class LinearScheme(Protocol):
     def name(self) -> str:
         """With every setting that changes the stored bytes."""
 
-    def create(self, in_features: int, out_features: int, *, bias: bool) -> StoredLinear:
-        """One weight [out, in] of this rank."""
+    def create(
+        self, in_features: int, out_features: int, *, bias: bool, out_dtype: torch.dtype | None = None
+    ) -> StoredLinear:
+        """One weight [out, in] of this rank; its results are in `out_dtype`, the model's own type when None."""
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of the start-up lines should know, after loading."""
@@ -200,14 +202,23 @@ class DenseLinear(nn.Module):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, linear: Linear, memory: Memory
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype | None,
+        linear: Linear,
+        memory: Memory,
     ) -> None:
         super().__init__()
         self.weight: nn.Parameter | None = None
         self.bias: nn.Parameter | None = None
         self._sizes = (out_features, in_features)
         self._names = ("weight", "bias") if bias else ("weight",)
-        self._dtype, self._linear, self._memory = dtype, linear, memory
+        self._dtype, self._out_dtype = dtype, out_dtype
+        self._linear, self._memory = linear, memory
         self._pieces: list[tuple[str, Piece, Share]] = []
         self._multiply: Multiply | None = None
 
@@ -225,10 +236,10 @@ class DenseLinear(nn.Module):
         if self._multiply is not None:
             raise RuntimeError("finish() was called twice on a weight")
         weight, bias = self._read_weight(), self._read_bias()
-        multiply = self._linear(weight, bias)
+        multiply = self._linear(weight, bias, self._out_dtype)
         if not multiply.packed:
             weight = self._memory.keep(weight)
-            multiply = self._linear(weight, bias)
+            multiply = self._linear(weight, bias, self._out_dtype)
             self._hold(weight, bias)
         self._multiply = multiply
         for _, piece, _ in self._pieces:
@@ -282,12 +293,12 @@ class DenseLinear(nn.Module):
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         rows, columns = self._sizes
         if isinstance(self._linear, PackingLinear) and "packed" in state:
-            self._multiply = self._linear.restore(state, columns, rows, self._dtype)
+            self._multiply = self._linear.restore(state, columns, rows, self._dtype, self._out_dtype)
             return
         if set(state) != set(self._names) or tuple(state["weight"].shape) != self._sizes:
             raise ValueError(f"it holds {sorted(state)}, not a weight of {list(self._sizes)}")
         self._hold(state["weight"], state.get("bias"))
-        self._multiply = self._linear(state["weight"], state.get("bias"))
+        self._multiply = self._linear(state["weight"], state.get("bias"), self._out_dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._multiply is None:
@@ -310,7 +321,12 @@ class PackingLinear(Protocol):
     def packed_bytes(self, in_features: int, out_features: int, dtype: torch.dtype) -> int: ...
 
     def restore(
-        self, state: Mapping[str, torch.Tensor], in_features: int, out_features: int, dtype: torch.dtype
+        self,
+        state: Mapping[str, torch.Tensor],
+        in_features: int,
+        out_features: int,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype | None = None,
     ) -> Multiply:
         """The multiplication whose `state` this is, over these tensors themselves; "packed" is one of them."""
 
@@ -331,8 +347,18 @@ class Unquantized:
     memory: Memory = field(default_factory=Memory)
     name: str = "unquantized"
 
-    def create(self, in_features: int, out_features: int, *, bias: bool) -> DenseLinear:
-        return DenseLinear(in_features, out_features, bias, self.dtype, self.linear, self.memory)
+    def create(
+        self, in_features: int, out_features: int, *, bias: bool, out_dtype: torch.dtype | None = None
+    ) -> DenseLinear:
+        return DenseLinear(
+            in_features,
+            out_features,
+            bias=bias,
+            dtype=self.dtype,
+            out_dtype=out_dtype,
+            linear=self.linear,
+            memory=self.memory,
+        )
 
     def notes(self) -> tuple[str, ...]:
         return ()
