@@ -11,6 +11,7 @@ void check_norms();
 void check_pointwise();
 void check_rotary();
 void check_gather();
+void check_sampling();
 void check_linear();
 }
 
@@ -22,6 +23,7 @@ int main() {
     octavo::check_pointwise();
     octavo::check_rotary();
     octavo::check_gather();
+    octavo::check_sampling();
     octavo::check_linear();
   }
   return 0;

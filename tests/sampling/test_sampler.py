@@ -1,12 +1,15 @@
 """The whole sampler against its slow twin, and the promises that no twin states (OUT-1..4, SMP-01, SED-01..03)."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from octavo.base.params import SamplingParams
+from octavo.sampling.choice import make_sampler
 from octavo.sampling.sampler import NOT_FINITE, NOTHING_LEFT, Mask, SampledTokens, Sampler
 from octavo.sampling.state import SamplingRows, SamplingState
 from tests.support import sampling_twin as twin
@@ -36,14 +39,20 @@ class Bench:
     """A state and a sampler with rows entered from twin rows."""
 
     def __init__(
-        self, rows: list[twin.Row], *, slots: list[int] | None = None, limit: int = LIMIT, together: bool = False
+        self, rows: list[twin.Row], *, slots: list[int] | None = None, limit: int = LIMIT, kind: str = "row by row"
     ) -> None:
         self.rows = rows
         self.slots = np.array(slots or list(range(len(rows))), dtype=np.int32)
-        self.state = SamplingState(max_num_seqs=max(self.slots) + 1, vocab_limit=limit, engine_seed=3)
-        self.tokens = np.zeros((max(self.slots) + 1, MAX_LEN), dtype=np.int32)
         # a processor that keeps the argmax needs all rows at once, as an accelerator does
-        self.sampler = Sampler(vocab_limit=limit, processors=(Silent(True),) if together else ())
+        processors = (Silent(True),) if kind == "together" else ()
+        self.sampler = make_sampler(vocab_limit=limit, processors=processors, native=kind == "native")
+        self.state = SamplingState(
+            max_num_seqs=max(self.slots) + 1,
+            vocab_limit=limit,
+            engine_seed=3,
+            make_counts=self.sampler.make_counts,
+        )
+        self.tokens = np.zeros((max(self.slots) + 1, MAX_LEN), dtype=np.int32)
         for slot, row in zip(self.slots.tolist(), rows, strict=True):
             self.state.enter(
                 slot,
@@ -62,6 +71,14 @@ class Bench:
         rows = SamplingRows(metadata=self.state.metadata(self.slots), token_ids=self.tokens, lengths=lengths)
         logits = torch.tensor([r.logits for r in self.rows], dtype=dtype)
         return self.sampler.sample(logits, rows, masks)
+
+
+@pytest.fixture(params=["row by row", "together", "native"])
+def bench(request: pytest.FixtureRequest) -> Callable[..., Bench]:
+    """Makes a bench with each kind of sampler."""
+    if request.param == "native":
+        pytest.importorskip("octavo.ops.native", exc_type=ImportError)
+    return partial(Bench, kind=request.param)
 
 
 def random_row(rng: np.random.Generator) -> twin.Row:
@@ -105,12 +122,11 @@ def random_row(rng: np.random.Generator) -> twin.Row:
     )
 
 
-@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_every_station_in_its_order_agrees_with_the_slow_twin(seed: int, together: bool) -> None:
+def test_every_station_in_its_order_agrees_with_the_slow_twin(seed: int, bench: Callable[..., Bench]) -> None:
     rng = np.random.default_rng(seed)
     rows = [random_row(rng) for _ in range(40)]
-    out = Bench(rows, slots=rng.permutation(60)[:40].tolist(), together=together).sample()
+    out = bench(rows, slots=rng.permutation(60)[:40].tolist()).sample()
     failed = {e.row for e in out.errors}
     for i, row in enumerate(rows):
         expected = twin.choose(row, LIMIT)
@@ -119,15 +135,14 @@ def test_every_station_in_its_order_agrees_with_the_slow_twin(seed: int, togethe
             assert int(out.tokens[i]) == expected, row.params
 
 
-@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_gets_the_same_token_alone_and_in_any_batch(dtype: torch.dtype, together: bool) -> None:
+def test_a_row_gets_the_same_token_alone_and_in_any_batch(dtype: torch.dtype, bench: Callable[..., Bench]) -> None:
     """SED-01, OUT-4, OUT-30."""
     rng = np.random.default_rng(99)
     rows = [random_row(rng) for _ in range(30)]
-    batch = Bench(rows, together=together).sample(dtype)
+    batch = bench(rows).sample(dtype)
     for i, row in enumerate(rows):
-        alone = Bench([row], slots=[5], together=together).sample(dtype)
+        alone = bench([row], slots=[5]).sample(dtype)
         if not alone.errors:
             assert int(alone.tokens[0]) == int(batch.tokens[i])
 
@@ -137,10 +152,10 @@ def plain(logits: list[float], output: int = 0, **params: object) -> twin.Row:
     return twin.Row(logits=logits, prompt=[1], output=[2] * output, params=p, seed=p.seed or 0)
 
 
-def test_drawn_tokens_have_the_distribution_that_the_parameters_describe() -> None:
+def test_drawn_tokens_have_the_distribution_that_the_parameters_describe(bench: Callable[..., Bench]) -> None:
     logits = [float(v) for v in np.random.default_rng(5).normal(0, 1.5, VOCAB)]
     rows = [plain(logits, temperature=1.3, top_k=12, top_p=0.9, seed=s) for s in range(6000)]
-    drawn = np.bincount(Bench(rows).sample().tokens.numpy(), minlength=VOCAB)
+    drawn = np.bincount(bench(rows).sample().tokens, minlength=VOCAB)
     weights = twin.kept(logits[:LIMIT], rows[0].params)
     assert set(np.flatnonzero(drawn)) <= set(weights)
     ids, w = list(weights), np.array(list(weights.values()))
@@ -150,19 +165,19 @@ def test_drawn_tokens_have_the_distribution_that_the_parameters_describe() -> No
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-9, 1e-6, 1e-5, 1e-4])
-def test_tiny_temperatures_are_greedy(temperature: float) -> None:
+def test_tiny_temperatures_are_greedy(temperature: float, bench: Callable[..., Bench]) -> None:
     """SMP-01, alone and beside a hot row; one row has masked logits."""
     rng = np.random.default_rng(8)
     cold = [plain([float(v) for v in rng.normal(0, 8, VOCAB)], temperature=temperature, seed=i) for i in range(20)]
     cold[3].logits[:20] = [-math.inf] * 20
     cold[4].logits[20:] = [-3.4e38] * (VOCAB - 20)  # overflows when it is divided
     hot = plain([0.0] * VOCAB, temperature=1.5, seed=1)
-    out = Bench([*cold, hot]).sample()
+    out = bench([*cold, hot]).sample()
     assert not out.errors
     assert out.tokens[:-1].tolist() == [int(np.argmax(r.logits[:LIMIT])) for r in cold]
 
 
-def test_seeds_sample_indices_and_positions_draw_differently_and_repeatably() -> None:
+def test_seeds_sample_indices_and_positions_draw_differently_and_repeatably(bench: Callable[..., Bench]) -> None:
     """SED-01, SED-03: and no seed means one from the engine's seed and the request's id."""
     flat = [0.0] * VOCAB
 
@@ -171,7 +186,7 @@ def test_seeds_sample_indices_and_positions_draw_differently_and_repeatably() ->
         rows = [plain(flat, output=n, **kw) for n in range(16)]
         for r in rows:
             r.sample_index = index
-        return Bench(rows).sample().tokens.tolist()
+        return bench(rows).sample().tokens.tolist()
 
     assert texts(seed=42) == texts(seed=42)
     assert len({tuple(texts(seed=s)) for s in range(8)}) == 8
@@ -180,42 +195,42 @@ def test_seeds_sample_indices_and_positions_draw_differently_and_repeatably() ->
     assert texts() == texts() != texts(seed=42)
 
 
-def test_ids_beyond_the_tokenizers_vocabulary_are_never_sampled() -> None:
+def test_ids_beyond_the_tokenizers_vocabulary_are_never_sampled(bench: Callable[..., Bench]) -> None:
     logits = [0.0] * LIMIT + [50.0] * (VOCAB - LIMIT)
     rows = [plain(logits, temperature=t, top_p=p, seed=i) for i in range(60) for t in (0.0, 5.0) for p in (0.9, 1.0)]
-    assert int(Bench(rows).sample().tokens.max()) < LIMIT
+    assert int(bench(rows).sample().tokens.max()) < LIMIT
 
 
-def test_a_row_with_nan_or_infinite_logits_fails_alone() -> None:
+def test_a_row_with_nan_or_infinite_logits_fails_alone(bench: Callable[..., Bench]) -> None:
     rows = [plain([float(i == n) for i in range(VOCAB)], temperature=t, seed=1) for n in range(6) for t in (0.0, 1e-5)]
     rows[1].logits[4] = math.nan
     rows[4].logits[0] = math.inf
     rows[7].logits = [-math.inf] * VOCAB
-    out = Bench(rows).sample()
+    out = bench(rows).sample()
     assert [(e.row, e.message) for e in out.errors] == [(1, NOT_FINITE), (4, NOT_FINITE), (7, NOTHING_LEFT)]
     good = [i for i in range(12) if i not in (1, 4, 7)]
     assert [int(out.tokens[i]) for i in good] == [i // 2 for i in good]
 
 
-def test_contradicting_rules_end_the_request_with_a_reason() -> None:
+def test_contradicting_rules_end_the_request_with_a_reason(bench: Callable[..., Bench]) -> None:
     row = plain([0.0] * VOCAB, allowed_token_ids=(5,), min_tokens=3, stop_token_ids=(5,))
-    assert [e.message for e in Bench([row]).sample().errors] == [NOTHING_LEFT]
+    assert [e.message for e in bench([row]).sample().errors] == [NOTHING_LEFT]
 
 
-def test_min_tokens_hold_back_every_end_until_they_are_reached() -> None:
+def test_min_tokens_hold_back_every_end_until_they_are_reached(bench: Callable[..., Bench]) -> None:
     logits = [0.0] * VOCAB
     logits[7], logits[9], logits[11] = 30.0, 20.0, 10.0
 
     def first(output: int, **kw: object) -> int:
         row = plain(logits, output=output, temperature=0.0, min_tokens=3, stop_token_ids=(9,), **kw)
         row.eos = [7]
-        return int(Bench([row]).sample().tokens[0])
+        return int(bench([row]).sample().tokens[0])
 
     assert [first(n) for n in range(5)] == [11, 11, 11, 7, 7]
     assert first(0, ignore_eos=True) == 7
 
 
-def test_a_mask_comes_after_raw_logprobs_and_before_everything_else() -> None:
+def test_a_mask_comes_after_raw_logprobs_and_before_everything_else(bench: Callable[..., Bench]) -> None:
     logits = [float(i) for i in range(VOCAB)]
     row = plain(logits, temperature=0.0, logprobs=1, logit_bias={36: 5.0})
 
@@ -223,27 +238,27 @@ def test_a_mask_comes_after_raw_logprobs_and_before_everything_else() -> None:
         assert x.dtype == torch.float32
         x[0, 36] = -torch.inf
 
-    out = Bench([row]).sample(masks=(mask,))
+    out = bench([row]).sample(masks=(mask,))
     assert out.tokens.tolist() == [35]
     assert out.logprobs is not None and out.logprobs.token_ids[0].tolist() == [35, 36]
 
 
 def test_metadata_is_rebuilt_only_when_the_batch_changes() -> None:
     """OUT-1."""
-    bench = Bench([plain([0.0] * VOCAB, seed=i) for i in range(4)])
-    first = bench.state.metadata(bench.slots)
-    assert bench.state.metadata(bench.slots.copy()) is first
-    assert bench.state.metadata(bench.slots[:2]) is not first
-    again = bench.state.metadata(bench.slots)
-    bench.state.enter(2, "x", SamplingParams(temperature=0.0), num_prompt_tokens=1)
-    changed = bench.state.metadata(bench.slots)
+    one = Bench([plain([0.0] * VOCAB, seed=i) for i in range(4)])
+    first = one.state.metadata(one.slots)
+    assert one.state.metadata(one.slots.copy()) is first
+    assert one.state.metadata(one.slots[:2]) is not first
+    again = one.state.metadata(one.slots)
+    one.state.enter(2, "x", SamplingParams(temperature=0.0), num_prompt_tokens=1)
+    changed = one.state.metadata(one.slots)
     assert again is not changed and changed.drawn.tolist() == [0, 1, 3]
 
 
-def test_rules_with_ids_outside_the_vocabulary_are_passed_over() -> None:
+def test_rules_with_ids_outside_the_vocabulary_are_passed_over(bench: Callable[..., Bench]) -> None:
     row = plain([0.0] * VOCAB, temperature=0.0, logit_bias={10**9: 5.0, -4: 5.0, 3: 1.0}, stop_token_ids=(10**9,))
     row.bad_words = [(10**9,), (5, 10**9)]
-    assert Bench([row]).sample().tokens.tolist() == [3]
+    assert bench([row]).sample().tokens.tolist() == [3]
 
 
 def test_an_empty_batch_gives_no_tokens() -> None:
@@ -257,8 +272,8 @@ def test_an_empty_batch_gives_no_tokens() -> None:
 
 def test_processors_run_before_greedy_or_on_drawn_rows_only() -> None:
     """OUT-5."""
-    bench = Bench([plain([0.0] * VOCAB, temperature=t, seed=1) for t in (0.0, 1.0)])
+    one = Bench([plain([0.0] * VOCAB, temperature=t, seed=1) for t in (0.0, 1.0)])
     before, after = Silent(False), Silent(True)
-    bench.sampler = Sampler(vocab_limit=LIMIT, processors=(before, after))
-    bench.sample()
+    one.sampler = Sampler(vocab_limit=LIMIT, processors=(before, after))
+    one.sample()
     assert before.seen == [[0, 1]] and after.seen == [[1]]

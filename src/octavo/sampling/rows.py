@@ -58,6 +58,15 @@ def kept(z: Floats32, top_k: int, top_p: float, floor: np.float32) -> tuple[Ids,
     return ids[keep], np.exp(values[keep])
 
 
+def possible_row(z: Floats32, top_k: int, top_p: float, min_p: float) -> Floats32:
+    """Scaled logits [V] with minus infinity for what min-p, top-k and top-p leave out."""
+    floor = np.float32(log(min_p)) if min_p > 0 else np.float32(-inf)
+    ids = kept(z, top_k, top_p, floor)[0] if 0 < top_k < len(z) or top_p < 1.0 else np.flatnonzero(z >= floor)
+    out = np.full_like(z, -np.inf)
+    out[ids] = z[ids]
+    return out
+
+
 def invert_row(weights: Floats32, uniform: float) -> int:
     """The index at which the cumulative weight first exceeds `uniform` times the total; never one of weight 0."""
     starts = np.arange(0, len(weights), BLOCK)

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from octavo.base.step import LogprobArrays, RowError
 from octavo.sampling import draw, penalties, truncation
-from octavo.sampling.logprobs import score_rows
-from octavo.sampling.rows import draw_row
-from octavo.sampling.state import SamplingMetadata, SamplingRows
+from octavo.sampling.logprobs import LogprobsMode, Scores, empty_lines, score
+from octavo.sampling.rows import draw_row, possible_row
+from octavo.sampling.state import NativeCounts, SamplingMetadata, SamplingRows, no_counts
 
 Mask = Callable[[Tensor], None]  # station 3: forbids tokens of float32 logits [N, V] in place
 
@@ -54,19 +54,40 @@ class LogitsProcessor(Protocol):
 class SampledTokens:
     """What the sampler chose. Rows named in `errors` have no valid token and no valid log-probabilities."""
 
-    tokens: Tensor  # [N] int64
+    tokens: npt.NDArray[np.int32] | npt.NDArray[np.int64]  # [N]
     logprobs: LogprobArrays | None = None
     errors: tuple[RowError, ...] = ()
 
 
+class TokenSampler(Protocol):
+    """What chooses tokens: `Sampler`, or the native one (see `choice`)."""
+
+    def make_counts(self, with_prompt: bool) -> NativeCounts | None:
+        """For `SamplingState`: what the sampler counts a request's tokens in."""
+
+    def sample(self, logits: Tensor, rows: SamplingRows, masks: Sequence[Mask] = ()) -> SampledTokens:
+        """Choose one token for each row of `logits` [N, V], which may be overwritten."""
+
+    def score(self, logits: Tensor, chosen: npt.NDArray[np.int64], columns: int) -> Scores:
+        """`logprobs.score` of tokens [N] that were not drawn."""
+
+
 class Sampler:
-    """Chooses tokens. Keeps nothing of a batch (OUT-1).
+    """Chooses tokens with torch and numpy, on any device. Keeps nothing of a batch (OUT-1).
 
     Owns: nothing.
     """
 
-    def __init__(self, *, vocab_limit: int, processors: Sequence[LogitsProcessor] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_limit: int,
+        processors: Sequence[LogitsProcessor] = (),
+        mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+    ) -> None:
         self._vocab_limit = vocab_limit
+        self._mode = mode
+        self.make_counts = no_counts
         self._before = tuple(p for p in processors if not p.keeps_argmax)
         self._after = tuple(p for p in processors if p.keeps_argmax)
 
@@ -77,9 +98,9 @@ class Sampler:
 
     def _sample(self, logits: Tensor, rows: SamplingRows, masks: Sequence[Mask]) -> SampledTokens:
         if logits.shape[0] == 0:
-            return SampledTokens(tokens=torch.zeros(0, dtype=torch.int64, device=logits.device))
+            return SampledTokens(tokens=NO_ROWS)
         meta = rows.metadata
-        raw = self._set_aside(logits, meta)
+        raw = None if self._mode.processed else self._set_aside(logits, meta)
         x = logits[:, : self._vocab_limit].float()
         for mask in masks:
             mask(x)
@@ -90,18 +111,48 @@ class Sampler:
         if failed.size:
             x[torch.from_numpy(failed).to(x.device)] = 0.0  # a harmless row, so that the stations below hold
             peaks[torch.from_numpy(failed).to(x.device)] = 0.0
+        if self._mode.processed and meta.scored.size:
+            raw = self._possible(x, peaks, rows)
         if meta.drawn.size:
             self._draw(x, peaks, rows, tokens)
-        scores = None
-        if raw is not None:
-            scores = score_rows(raw, meta.scored, tokens, meta.params["logprobs"], self._vocab_limit)
-        return SampledTokens(tokens=tokens, logprobs=scores, errors=errors)
+        chosen = tokens.cpu().numpy()
+        lines = None if raw is None else self._score(raw, meta, chosen)
+        return SampledTokens(tokens=chosen, logprobs=lines, errors=errors)
+
+    def score(self, logits: Tensor, chosen: npt.NDArray[np.int64], columns: int) -> Scores:
+        """`logprobs.score` of tokens [N] that were not drawn."""
+        return score(logits, chosen, columns, self._vocab_limit, as_logits=self._mode.as_logits)
 
     def _set_aside(self, logits: Tensor, meta: SamplingMetadata) -> Tensor | None:
         """Station 1. A copy of the rows that want log-probabilities, since later stations overwrite."""
         if not meta.scored.size:
             return None
         return logits[torch.from_numpy(meta.scored).to(logits.device)]
+
+    def _score(self, logits: Tensor, meta: SamplingMetadata, chosen: npt.NDArray[np.int64]) -> LogprobArrays:
+        """Station 11, from the logits [n, V] of the rows that asked."""
+        lines, rows = empty_lines(meta.width, meta.columns), meta.scored
+        lines.token_ids[rows], lines.logprobs[rows], lines.ranks[rows] = self.score(logits, chosen[rows], meta.columns)
+        return lines
+
+    def _possible(self, x: Tensor, peaks: Tensor, rows: SamplingRows) -> Tensor:
+        """What is left of the rows that want processed log-probabilities when their tokens are drawn."""
+        meta = rows.metadata
+        out = x[torch.from_numpy(meta.scored).to(x.device)]
+        for line, row in enumerate(meta.scored.tolist()):
+            q = meta.params[row]
+            if q["greedy"]:
+                continue
+            z = truncation.scaled(
+                out[line : line + 1], peaks[row : row + 1], torch.tensor([q["temperature"]]).to(x.device)
+            )
+            for processor in self._after:
+                processor.apply(z, rows, np.asarray([row]))
+            left = possible_row(z[0].cpu().numpy(), int(q["top_k"]), q["top_p"], q["min_p"])
+            out[line] = torch.from_numpy(left).to(x.device)
+            if self._mode.as_logits:
+                out[line] += peaks[row] / float(q["temperature"])
+        return out
 
     def _edit(self, x: Tensor, rows: SamplingRows) -> None:
         """Station 4."""
@@ -113,8 +164,8 @@ class Sampler:
         if banned:
             pairs = np.asarray(banned, dtype=np.int64)
             penalties.mask_tokens(x, pairs[:, 0].copy(), pairs[:, 1].copy())
-        if meta.bias_rows.size:
-            penalties.add_bias(x, meta.bias_rows, meta.bias_ids, meta.bias_values)
+        if meta.bias[0].size:
+            penalties.add_bias(x, *meta.bias)
         if meta.counts:
             at, p = meta.penalized, meta.params[meta.penalized]
             for row, counts in zip(at.tolist(), meta.counts, strict=True):

@@ -7,14 +7,16 @@ Does not know: how tokens are chosen (see `sampling`), or features.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from octavo.base.step import LogprobArrays, NewRow, PromptLogprobs, Ragged, RowError
-from octavo.sampling.logprobs import score_prompt
-from octavo.sampling.sampler import LogitsProcessor, Mask, Sampler
+from octavo.base.step import Ints, LogprobArrays, NewRow, PromptLogprobs, Ragged, RowError
+from octavo.sampling.choice import make_sampler
+from octavo.sampling.logprobs import LogprobsMode, Scores, score_prompt
+from octavo.sampling.sampler import LogitsProcessor, Mask
 from octavo.sampling.state import SamplingRows, SamplingState
 from octavo.worker.batch import InputBatch, Longs
 from octavo.worker.seams import Model
@@ -34,15 +36,28 @@ class Chosen:
 class SampleChooser:
     """Samples one token for each row that yields one, and tells the table.
 
+    `native` False: never with the native core, as for logits that are not in a CPU's memory.
+
     Owns: the sampling state of the slots.
     """
 
     def __init__(
-        self, *, max_num_seqs: int, vocab_limit: int, seed: int, processors: Sequence[LogitsProcessor] = ()
+        self,
+        *,
+        max_num_seqs: int,
+        vocab_limit: int,
+        seed: int,
+        processors: Sequence[LogitsProcessor] = (),
+        mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+        native: bool = True,
     ) -> None:
-        self._vocab_limit = vocab_limit
-        self._state = SamplingState(max_num_seqs=max_num_seqs, vocab_limit=vocab_limit, engine_seed=seed)
-        self._sampler = Sampler(vocab_limit=vocab_limit, processors=processors)
+        self._sampler = make_sampler(vocab_limit=vocab_limit, processors=processors, mode=mode, native=native)
+        self._state = SamplingState(
+            max_num_seqs=max_num_seqs,
+            vocab_limit=vocab_limit,
+            engine_seed=seed,
+            make_counts=self._sampler.make_counts,
+        )
         self._processors = tuple(processors)
 
     def enter(self, row: NewRow) -> None:
@@ -82,22 +97,23 @@ class SampleChooser:
         prompt = self._score_prompts(model, hidden, batch, table) if self._state.scores_prompts else ()
         whole = len(batch.sample_rows) == batch.num_tokens  # every token yields one
         slots = batch.slots if whole else batch.slots[batch.sample_rows]
-        rows = SamplingRows(
-            metadata=self._state.metadata(slots), token_ids=table.token_ids, lengths=batch.sample_lengths
-        )
         if not len(slots):
-            nothing = np.zeros(0, dtype=np.int64)
+            nothing = np.zeros(0, dtype=np.int32)
             tokens = _ragged(batch.num_rows, nothing, nothing)
             return Chosen(tokens=tokens, logprobs=None, prompt_logprobs=prompt, errors=())
         last = hidden[: batch.num_tokens] if whole else hidden[batch.sample_index]
-        out = self._sampler.sample(model.logits(last), rows, masks)
-        sampled = out.tokens.cpu().numpy()
-        errors = tuple(RowError(int(batch.sample_rows[e.row]), e.message) for e in out.errors)
+        logits = model.logits(last)
+        rows = SamplingRows(
+            metadata=self._state.metadata(slots), token_ids=table.token_ids, lengths=batch.sample_lengths
+        )
+        out = self._sampler.sample(logits, rows, masks)
+        sampled = out.tokens
         table.append(slots, sampled)
-        bad = {e.row for e in (*errors, *failed)}
-        if whole and not bad:
-            tokens = Ragged(batch.query_starts, sampled.astype(np.int32))
+        if whole and not out.errors and not failed:
+            tokens = Ragged(batch.query_starts, sampled.astype(np.int32, copy=False))
             return Chosen(tokens=tokens, logprobs=out.logprobs, prompt_logprobs=prompt, errors=())
+        errors = tuple(RowError(int(batch.sample_rows[e.row]), e.message) for e in out.errors)
+        bad = {e.row for e in (*errors, *failed)}
         keep = ~np.isin(batch.sample_rows, list(bad))
         return Chosen(
             tokens=_ragged(batch.num_rows, batch.sample_rows[keep], sampled[keep]),
@@ -121,18 +137,20 @@ class SampleChooser:
                 hidden[first : first + last - start],
                 model.logits,
                 table.token_ids[slot, start + 1 : last + 1],
-                int(columns[row]),
-                self._vocab_limit,
+                partial(self._score, int(columns[row])),
             )
             out.append(PromptLogprobs(slot, start + 1, ids, values, ranks))
         return tuple(out)
 
+    def _score(self, columns: int, logits: Tensor, chosen: Longs) -> Scores:
+        return self._sampler.score(logits, chosen, columns)
 
-def _ragged(num_rows: int, rows: Longs, tokens: Longs) -> Ragged:
+
+def _ragged(num_rows: int, rows: "Longs | Ints", tokens: "Longs | Ints") -> Ragged:
     """One token for each of `rows` (rising), none for the others."""
     counts = np.zeros(num_rows + 1, dtype=np.int32)
     counts[rows + 1] = 1
-    return Ragged(np.cumsum(counts, dtype=np.int32), tokens.astype(np.int32))
+    return Ragged(np.cumsum(counts, dtype=np.int32), tokens.astype(np.int32, copy=False))
 
 
 def _lines(logprobs: LogprobArrays | None, keep: npt.NDArray[np.bool_]) -> LogprobArrays | None:

@@ -70,7 +70,7 @@ class RequestTable:
             return ()
         return tuple(RowError(i, failed[s]) for i, s in enumerate(plan.batch.slots.tolist()) if s in failed)
 
-    def append(self, slots: Ints, tokens: npt.NDArray[np.int64]) -> None:
+    def append(self, slots: Ints, tokens: "Ints | npt.NDArray[np.int64]") -> None:
         """Add one sampled token to each of `slots`; known rows of later plans carry none."""
         at = self.num_tokens[slots]
         room = at < self.max_tokens  # false only for a row that ends in this step anyway

@@ -206,6 +206,7 @@ class Worker:
             vocab_limit=min(vocab, limits.sample_vocab_size or vocab),
             seed=limits.seed,
             processors=seams.processors,
+            native=self._device.type == "cpu",
         )
         model: Model = loaded.model
         return RunnerParts(
