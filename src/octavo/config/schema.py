@@ -100,6 +100,11 @@ class DeviceConfig:
     device: str = option("auto", "Device to run on: auto, cpu, cuda, or one that a plugin brings.")
     num_threads: int | None = option(None, "Compute threads; the cores this process may use when not given.", unit="threads")  # fmt: skip
     attention_backend: str | None = option(None, "Attention backend by name; the first that fits when not given.")
+    kernels: str = option(
+        "auto",
+        "What computes on a CPU: auto takes the best instructions there are, reference PyTorch's own operators; a level of instructions is for comparing.",
+        choices=("auto", "reference", "scalar", "avx2", "avx512", "avx512_bf16", "amx"),
+    )
     multiprocessing: bool = option(True, "Run the engine core in a process of its own (--no-multiprocessing to debug).")
 
 

@@ -7,7 +7,7 @@ Does not know: tensors; the executor comes by name from a registry.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from octavo.base.errors import ConfigError
@@ -102,6 +102,7 @@ def build_core(
         progress(f"weights: {size_text(loaded.weight_bytes)} from {loaded.source} in {seconds['load']:.1f} s")
         with _timed(seconds, "profile"):
             profile = executor.profile()
+        loaded = replace(loaded, notes=(*loaded.notes, *profile.notes))
         layout, max_len = decide_layout(
             resolved.config, loaded, profile, device, fit_length=config.model.max_model_len is None
         )
@@ -141,6 +142,7 @@ def worker_config(
         seed=config.model.seed,
         plugins=plugins,
         sample_vocab_size=sample_vocab_size,
+        kernels=config.device.kernels,
     )
 
 

@@ -32,6 +32,7 @@ class WorkerConfig:
     weight_cache: str | None = None  # folder of packed weights; None: neither read nor written
     weight_cache_bytes: int = 0  # that the folder may hold
     sample_vocab_size: int | None = None  # ids from here on are never sampled; None: the model's whole vocabulary
+    kernels: str = "auto"  # or "reference", or a level of the native core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ class ProfileReport:
     peak_activation_bytes: int
     available_bytes: int  # that KV memory may take, weights and the peak already subtracted
     seconds: float
+    notes: tuple[str, ...] = ()  # what a person should know of how the model runs
 
 
 class StepHandle(Protocol):

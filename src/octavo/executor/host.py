@@ -18,11 +18,15 @@ from octavo.executor.api import LoadReport, ProfileReport, WorkerConfig
 from octavo.models.build import BuildSettings
 from octavo.models.loader import WeightSource, build_meta, load_model
 from octavo.models.packed import PackedFolder, Writing
+from octavo.ops.kernels import Kernels
+from octavo.ops.kernels import choose as choose_kernels
 from octavo.platforms import api as platforms
-from octavo.worker.seams import LateParts
+from octavo.worker.recorded import RecordedForward
+from octavo.worker.seams import EagerForward, LateParts
 from octavo.worker.worker import Worker, WorkerLimits, WorkerSeams
 
 Progress = Callable[[str], None]
+ANY_KERNELS = Kernels()
 KEEP_PATIENCE_S = 10.0  # how long a stop waits for packed weights that are being written
 
 
@@ -34,13 +38,23 @@ def probe(device: str, plugins: tuple[str, ...] | None = ()) -> DeviceFacts:
 def make_worker(config: WorkerConfig) -> "HostedWorker":
     """A worker on the platform that `config.device` names, with the features that are installed."""
     facts = probe(config.device, config.plugins)
-    return HostedWorker(config, facts, prober=lambda: probe(config.device, config.plugins))
+    kernels = choose_kernels(config.kernels, facts.kind)
+    forward = EagerForward() if kernels.make_tape is None else RecordedForward(kernels.make_tape)
+    return HostedWorker(
+        config,
+        facts,
+        prober=lambda: probe(config.device, config.plugins),
+        seams=WorkerSeams(forward=forward),
+        kernels=kernels,
+    )
 
 
 def describe(config: WorkerConfig) -> LoadReport:
     """The model built on the meta device: its layers' KV specs and the bytes of its weights."""
     began = time.perf_counter()
-    meta = build_meta(config.facts, build_settings(config, probe(config.device, config.plugins)))
+    device = probe(config.device, config.plugins)
+    kernels = choose_kernels(config.kernels, device.kind)
+    meta = build_meta(config.facts, build_settings(config, device, kernels))
     return LoadReport(
         specs=meta.specs,
         weight_bytes=meta.weight_bytes,
@@ -49,14 +63,15 @@ def describe(config: WorkerConfig) -> LoadReport:
     )
 
 
-def build_settings(config: WorkerConfig, device: DeviceFacts) -> BuildSettings:
+def build_settings(config: WorkerConfig, device: DeviceFacts, kernels: Kernels) -> BuildSettings:
     """How `config`'s model is built on a device."""
     return BuildSettings(
         dtype=getattr(torch, config.dtype),
         device_facts=device,
         max_model_len=config.max_model_len,
-        attention_backend=config.attention_backend,
+        attention_backend=config.attention_backend or kernels.attention_backend,
         block_size=config.block_size,
+        forced_ops=kernels.forced,
         plugins=config.plugins,
     )
 
@@ -85,11 +100,13 @@ class HostedWorker:
         *,
         prober: Callable[[], DeviceFacts],
         seams: WorkerSeams | None = None,
+        kernels: Kernels = ANY_KERNELS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._config = config
         self._device = device
         self._clock = clock
+        self._kernels = kernels
         limits = WorkerLimits(
             facts=config.facts,
             device=config.device,
@@ -106,7 +123,7 @@ class HostedWorker:
         """Build the model and read its weights."""
         loaded = load_model(
             self._config.facts,
-            build_settings(self._config, self._device),
+            build_settings(self._config, self._device, self._kernels),
             weight_source(self._config),
             progress=progress,
             clock=self._clock,
@@ -119,7 +136,7 @@ class HostedWorker:
             seconds=loaded.seconds,
             attention_backend=loaded.backend.name,
             source=loaded.source,
-            notes=loaded.notes,
+            notes=(*self._kernels.notes, *loaded.notes),
         )
 
     def profile(self) -> ProfileReport:
@@ -130,6 +147,7 @@ class HostedWorker:
             peak_activation_bytes=memory.peak_bytes,
             available_bytes=memory.available_bytes,
             seconds=self._clock() - began,
+            notes=memory.notes,
         )
 
     def allocate(self, layout: KVLayout) -> None:

@@ -23,6 +23,15 @@ Longs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """The buffers that every batch of one batcher begins, at their full size: what a recorded pass reads."""
+
+    token_ids: Tensor  # [most tokens] int64
+    positions: Tensor  # [most tokens] int64
+    slots: tuple[Tensor, ...]  # [G] of [most tokens] int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InputBatch:
     """R rows, T tokens, N sampled rows, G groups. Tensors are valid until the next batch is built."""
 
@@ -37,6 +46,7 @@ class InputBatch:
     sample_lengths: Longs  # [N], tokens that those rows know
     groups: tuple[AttentionBatch, ...]
     group_slots: tuple[Tensor, ...]  # [G] of [T] int64, token slots
+    inputs: StepInputs
     shape: BatchShape
 
     @property
@@ -62,6 +72,11 @@ class InputBatcher:
         self._token_ids = StepBuffer(max_num_tokens, device)
         self._positions = StepBuffer(max_num_tokens, device)
         self._slots = tuple(StepBuffer(max_num_tokens, device) for _ in block_sizes)
+        self._inputs = StepInputs(
+            token_ids=self._token_ids.whole,
+            positions=self._positions.whole,
+            slots=tuple(buffer.whole for buffer in self._slots),
+        )
         # What most index arrays are views of.
         self._index = torch.arange(max_num_tokens, device=device)
         self._numbers = np.arange(max_num_tokens)
@@ -86,6 +101,7 @@ class InputBatcher:
             sample_lengths=sample_lengths,
             groups=tuple(self._group(g, plan, rows, table) for g in range(len(self._block_sizes))),
             group_slots=tuple(buffer.tensor(total) for buffer in self._slots),
+            inputs=self._inputs,
             shape=BatchShape(num_tokens=total, num_rows=plan.num_rows, uniform=total == plan.num_rows),
         )
 

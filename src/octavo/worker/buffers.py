@@ -23,6 +23,11 @@ class StepBuffer:
         self._device = self._host if here else torch.zeros(size, dtype=torch.int64, device=device)
         self._array: npt.NDArray[np.int64] = self._host.numpy()
 
+    @property
+    def whole(self) -> Tensor:
+        """All elements on the device."""
+        return self._device
+
     def room(self, count: int) -> npt.NDArray[np.int64]:
         """The first `count` elements, to write. Raises `RuntimeError` when there are fewer."""
         if count > len(self._array):

@@ -121,7 +121,18 @@ class LateParts(Protocol):
 
 
 class ForwardRunner(Protocol):
-    """How the model is run: eagerly, or from captured graphs."""
+    """How the model is run: eagerly, or from what was captured."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it keeps from step to step, once it has run."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of how it runs."""
+
+    def forget(self) -> None:
+        """KV memory and step buffers are going away: let go of them."""
 
     def run(self, model: Model, batch: InputBatch, context: ForwardContext) -> Tensor:
         """Hidden states [T, hidden] of the batch."""
@@ -132,6 +143,12 @@ class EagerForward:
 
     Owns: nothing.
     """
+
+    held_bytes = 0
+    notes: tuple[str, ...] = ()
+
+    def forget(self) -> None:
+        return None
 
     def run(self, model: Model, batch: InputBatch, context: ForwardContext) -> Tensor:
         """Hidden states [T, hidden] of the batch."""
@@ -157,19 +174,35 @@ class NullDrafter:
 
 
 class WatchedForward:
-    """Another runner's pass, with parts called around every attention layer; profile and warm-up go without it.
+    """Another runner's pass, or an eager one with parts called around every attention layer where parts watch.
+
+    Profile and warm-up go without it.
 
     Owns: whether a watched pass is under way.
     """
 
     def __init__(self, inner: ForwardRunner, layers: Sequence[nn.Module], parts: Sequence[DataPart]) -> None:
-        self._inner = inner
         self._parts = tuple(part for part in parts if part.watches_layers)
+        self._inner: ForwardRunner = EagerForward() if self._parts else inner
         self._on = False
         if self._parts:
             for layer, module in enumerate(layers):
                 module.register_forward_pre_hook(partial(self._before, layer))
                 module.register_forward_hook(partial(self._after, layer))
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that is kept from step to step."""
+        return self._inner.held_bytes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know."""
+        return self._inner.notes
+
+    def forget(self) -> None:
+        """Let go of KV memory and step buffers."""
+        self._inner.forget()
 
     def run(self, model: Model, batch: InputBatch, context: ForwardContext) -> Tensor:
         """Hidden states [T, hidden] of the batch."""

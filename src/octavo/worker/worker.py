@@ -72,6 +72,7 @@ class StepMemory:
 
     peak_bytes: int
     available_bytes: int
+    notes: tuple[str, ...] = ()  # what a person should know of how the model runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,8 @@ class Worker:
     def load(self, loaded: Loaded) -> None:
         """Take a model whose weights are in."""
         self._loaded = loaded
+        if any(part.watches_layers for part in self._seams.parts):  # they are called between layers: see WatchedForward
+            self._bare = WorkerSeams(forward=EagerForward())
         watched = WatchedForward(self._bare.forward, loaded.model.attention_layers, self._seams.parts)
         self._seams = replace(self._seams, forward=watched)
 
@@ -138,13 +141,16 @@ class Worker:
         width = 4 * facts.hidden_size + 3 * facts.intermediate_size + 2 * heads * facts.head_dim
         least = tokens * width * max((dtype_bytes(spec.dtype) for spec in specs), default=4)
         logits = min(limits.max_num_seqs, tokens) * facts.vocab_size * LOGIT_BYTES
-        peak = max(measured, least) + logits
-        return StepMemory(peak_bytes=peak, available_bytes=max(0, self._probe().memory_available_bytes - peak))
+        forward = self._bare.forward
+        peak = max(measured, least, forward.held_bytes) + logits
+        forward.forget()
+        available = max(0, self._probe().memory_available_bytes - peak)
+        return StepMemory(peak_bytes=peak, available_bytes=available, notes=forward.notes)
 
     def allocate(self, layout: KVLayout) -> None:
         """Reserve KV memory and bind the layers to it."""
-        self._of = None  # lets go of an earlier memory before the new one is reserved
-        self._runner = None
+        self._of = self._runner = None  # lets go of an earlier memory before the new one is reserved
+        self._bare.forward.forget()
         self._of = self._compose(KVMemory(layout, self._device), self._seams)
         self._runner = ModelRunner(self._of)
         for part in self._seams.parts:
@@ -156,7 +162,9 @@ class Worker:
         layout = of.memory.layout
         length = min(WARM_UP_TOKENS, self._limits.max_num_batched_tokens, self._limits.max_model_len - 1)
         if length > 0 and dummy.blocks_used(layout, (length,)) <= layout.num_blocks:
-            runner = ModelRunner(self._compose(of.memory, self._bare))
+            # Slots and features of its own, but the real steps' buffers and plans: a runner may capture them now.
+            bare = self._compose(of.memory, self._bare)
+            runner = ModelRunner(replace(bare, batcher=of.batcher, contexts=of.contexts))
             runner.step(dummy.prompt_plan(layout, (length,), SamplingParams(top_p=0.9)), NothingLate())
             runner.step(dummy.decode_plan(layout, (length,)), NothingLate())
 
@@ -179,6 +187,7 @@ class Worker:
             for part in self._seams.parts:
                 part.close()
         self._loaded = self._runner = self._of = None
+        self._bare.forward.forget()
 
     # ---- inside ---------------------------------------------------------------------------------
 
