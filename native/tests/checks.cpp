@@ -13,6 +13,7 @@ void check_rotary();
 void check_gather();
 void check_sampling();
 void check_linear();
+void check_attention();
 }
 
 int main() {
@@ -25,6 +26,7 @@ int main() {
     octavo::check_gather();
     octavo::check_sampling();
     octavo::check_linear();
+    octavo::check_attention();
   }
   return 0;
 }

@@ -1,0 +1,409 @@
+// Partitions with products of bf16 pairs: AVX-512 BF16, or AMX tiles where the level has them.
+//
+// Keys lie as rows of features in the cache; the products want them in panels: 16 columns, and for each pair of the
+// inner dimension one value of each column, pairs side by side. Values are interleaved row with row, which is cheap, and
+// leaves features in the order that `give` (attention_state.h) undoes. What all lines of a unit share is packed once.
+// With tiles, few lines take keys as they lie: S^T = K Q^T gives the bits of S = Q K^T, since every product and sum of
+// it is the same (octavo/attention.h).
+// Included by attention.cpp.
+#pragma once
+#include "attention_unit.h"
+
+#if defined(__AVX512BF16__)
+
+namespace octavo {
+namespace OCTAVO_LEVEL {
+
+constexpr int64_t STEP = 32;        // of the inner dimension in one product: 16 pairs
+constexpr int64_t LINES = 32;       // computed together
+constexpr int64_t PANEL = 16 * 64;  // bytes of 16 columns and one step
+
+// 32 elements as bf16; those out of `n` are zero.
+template <Type KV>
+OCTAVO_INLINE __m512i row_of_32(const char* p, __mmask32 n, float scale) {
+  if (KV == Type::bf16) return _mm512_maskz_loadu_epi16(n, p);
+  const __m256i bytes = _mm256_maskz_loadu_epi8(n, p);
+  __m512 low, high;
+  if (KV == Type::s8) {
+    low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
+    high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
+  } else {  // e4m3 is half precision with another bias
+    const __m512i w = _mm512_cvtepu8_epi16(bytes);
+    const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(w, _mm512_set1_epi16(0x80)), 8);
+    const __m512i half = _mm512_or_si512(sign, _mm512_slli_epi16(_mm512_and_si512(w, _mm512_set1_epi16(0x7f)), 7));
+    low = _mm512_cvtph_ps(_mm512_castsi512_si256(half));
+    high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
+    scale *= 256.f;
+  }
+  const __m512 by = _mm512_set1_ps(scale);
+  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(high, by), _mm512_mul_ps(low, by));
+}
+
+// 16 rows of 16 dwords to 16 columns.
+OCTAVO_INLINE void turn(const __m512i* r, char* out, int64_t stride = 64) {
+  __m512i a[16], b[16];
+  for (int i = 0; i < 8; ++i) {
+    a[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    a[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  for (int c = 0; c < 4; ++c) {
+    const __m512i x0 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0x88), x1 = _mm512_shuffle_i32x4(b[c], b[4 + c], 0xdd);
+    const __m512i y0 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0x88);
+    const __m512i y1 = _mm512_shuffle_i32x4(b[8 + c], b[12 + c], 0xdd);
+    _mm512_store_si512(out + c * stride, _mm512_shuffle_i32x4(x0, y0, 0x88));
+    _mm512_store_si512(out + (4 + c) * stride, _mm512_shuffle_i32x4(x1, y1, 0x88));
+    _mm512_store_si512(out + (8 + c) * stride, _mm512_shuffle_i32x4(x0, y0, 0xdd));
+    _mm512_store_si512(out + (12 + c) * stride, _mm512_shuffle_i32x4(x1, y1, 0xdd));
+  }
+}
+
+// c[line][column] = sum over steps of a[line] b[column]. `a`: rows of 64 bytes a step; `b`: panels of a step's pairs.
+struct Product {
+  const char* a;
+  int64_t a_step;  // bytes
+  const char* b;
+  int64_t b_panel;  // bytes
+  int64_t panels, steps;
+  float* c;
+  int64_t c_panel, c_line;  // floats
+};
+
+#if defined(__AMX_BF16__)
+
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, unused[14] = {0};
+  uint16_t row_bytes[16] = {0};
+  uint8_t rows[16] = {0};
+  void set(int tile, int64_t height, int64_t bytes) {
+    rows[tile] = uint8_t(height);
+    row_bytes[tile] = uint16_t(bytes);
+  }
+  // GCC 12's intrinsic does not say that it reads memory.
+  void use() const { __asm__ volatile("ldtilecfg %0" ::"m"(*this) : "memory"); }
+};
+
+OCTAVO_INLINE void whole_tiles() {
+  TileShapes shapes;
+  for (int t = 0; t < 8; ++t) shapes.set(t, 16, 64);
+  shapes.use();
+}
+
+// 16 or 32 lines; a multiple of 2 panels.
+static void multiply(const Product& p, int64_t lines) {
+  const int64_t c_bytes = p.c_line * 4;
+  if (lines > 16) {
+    for (int64_t n = 0; n < p.panels; n += 2) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      const char *a = p.a, *b = p.b + n * p.b_panel;
+      for (int64_t s = 0; s < p.steps; ++s, a += p.a_step, b += PANEL) {
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, 64);
+        _tile_loadd(5, a + 1024, 64);
+        _tile_loadd(7, b + p.b_panel, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      float* c = p.c + n * p.c_panel;
+      _tile_stored(0, c, c_bytes);
+      _tile_stored(1, c + p.c_panel, c_bytes);
+      _tile_stored(2, c + 16 * p.c_line, c_bytes);
+      _tile_stored(3, c + 16 * p.c_line + p.c_panel, c_bytes);
+    }
+    return;
+  }
+  for (int64_t n = 0; n < p.panels; n += 2) {
+    _tile_zero(0);
+    _tile_zero(1);
+    const char *a = p.a, *b = p.b + n * p.b_panel;
+    for (int64_t s = 0; s < p.steps; ++s, a += p.a_step, b += PANEL) {
+      _tile_loadd(4, a, 64);
+      _tile_loadd(6, b, 64);
+      _tile_loadd(7, b + p.b_panel, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    float* c = p.c + n * p.c_panel;
+    _tile_stored(0, c, c_bytes);
+    _tile_stored(1, c + p.c_panel, c_bytes);
+  }
+}
+
+#else
+
+template <int N>
+OCTAVO_INLINE void multiply_some(const Product& p, int64_t line) {
+  for (int64_t n = 0; n < p.panels; n += 2) {
+    __m512 acc[N][2];
+    for (int i = 0; i < N; ++i) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
+    const char *a = p.a + line * 64, *b = p.b + n * p.b_panel;
+    for (int64_t s = 0; s < p.steps; ++s, a += p.a_step)
+      for (int64_t pair = 0; pair < 16; ++pair, b += 64) {
+        const __m512bh b0 = (__m512bh)_mm512_load_si512(b), b1 = (__m512bh)_mm512_load_si512(b + p.b_panel);
+        for (int i = 0; i < N; ++i) {
+          int32_t two;
+          std::memcpy(&two, a + i * 64 + pair * 4, 4);
+          const __m512bh x = (__m512bh)_mm512_set1_epi32(two);
+          acc[i][0] = _mm512_dpbf16_ps(acc[i][0], x, b0);
+          acc[i][1] = _mm512_dpbf16_ps(acc[i][1], x, b1);
+        }
+      }
+    for (int i = 0; i < N; ++i) {
+      float* c = p.c + n * p.c_panel + (line + i) * p.c_line;
+      _mm512_storeu_ps(c, acc[i][0]);
+      _mm512_storeu_ps(c + p.c_panel, acc[i][1]);
+    }
+  }
+}
+
+static void multiply(const Product& p, int64_t lines) {
+  int64_t i = 0;
+  for (; i + 8 <= lines; i += 8) multiply_some<8>(p, i);
+  for (; i + 4 <= lines; i += 4) multiply_some<4>(p, i);
+  for (; i + 2 <= lines; i += 2) multiply_some<2>(p, i);
+  for (; i < lines; ++i) multiply_some<1>(p, i);
+}
+
+#endif
+
+// Lanes of the 16 keys from `key` that lie in the range.
+OCTAVO_INLINE __mmask16 lanes_in(Range seen, int64_t key) {
+  return __mmask16(first(seen.end - key) & ~first(seen.begin - key));
+}
+
+// 2^x for what is rounded to bf16 at once: to within 9e-5; x at most a little above 0. A polynomial of degree 3 on [0, 1).
+OCTAVO_INLINE __m512 rough_exp2(__m512 x) {
+  const __m512 r = _mm512_reduce_ps(x, 0x09);  // x - floor(x)
+  __m512 p = _mm512_set1_ps(0.0770670548081398f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.22764497995376587f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.6951168179512024f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.f));
+  return _mm512_scalef_ps(p, x);
+}
+
+// One line's scores: 16 keys every `tile_bytes` from `at`; weights take their place, 32 keys every `step_bytes`.
+struct Scores {
+  char* at;
+  int64_t tile_bytes, step_bytes;
+};
+
+// Products to what the softmax is over, where that is more than a factor; 1 is left as the factor.
+OCTAVO_INLINE float bend_all(const AttentionJob& job, const Unit& unit, Scores s, Range seen, int64_t line, int64_t head,
+                             int64_t base) {
+  if (!bends(job)) return job.scale * LOG2_E;
+  for (int64_t t = seen.begin / 16; t * 16 < seen.end; ++t) {
+    float* x = (float*)(s.at + t * s.tile_bytes);
+    store(x, bend(job, unit, load(x), line, head, base + t * 16));
+  }
+  return 1.f;
+}
+
+struct Weight {
+  float highest, sum;
+};
+
+// Scores to weights, rounded to bf16: exp2(factor * score - highest). Steps of `all` that the line does not see get zeros.
+OCTAVO_INLINE Weight weigh(Scores s, Range seen, Range all, float factor) {
+  const int64_t first_step = all.begin / STEP, last_step = (all.end + STEP - 1) / STEP;
+  const __m512i none = _mm512_setzero_si512();
+  if (seen.empty()) {
+    for (int64_t t = first_step; t < last_step; ++t) _mm512_store_si512(s.at + t * s.step_bytes, none);
+    return {LOWEST, 0.f};
+  }
+  const int64_t inner_begin = (seen.begin + 15) / 16, inner_end = seen.end / 16;
+  const __m512 lowest = _mm512_set1_ps(LOWEST);
+  __m512 top = lowest;
+  const auto edge = [&](int64_t tile) {
+    return _mm512_mask_loadu_ps(lowest, lanes_in(seen, tile * 16), s.at + tile * s.tile_bytes);
+  };
+  if (seen.begin % 16) top = edge(seen.begin / 16);
+  for (int64_t t = inner_begin; t < inner_end; ++t) top = _mm512_max_ps(top, _mm512_load_ps(s.at + t * s.tile_bytes));
+  if (seen.end % 16) top = _mm512_max_ps(top, edge(seen.end / 16));
+  const float highest = _mm512_reduce_max_ps(top) * factor;
+
+  const __m512 by = _mm512_set1_ps(factor), less = _mm512_set1_ps(-highest);
+  const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+  __m512 sum = _mm512_setzero_ps();
+  const auto whole = [&](int64_t tile) {
+    return rough_exp2(_mm512_fmadd_ps(_mm512_load_ps(s.at + tile * s.tile_bytes), by, less));
+  };
+  const auto part = [&](int64_t tile) {
+    const __mmask16 n = lanes_in(seen, tile * 16);
+    return _mm512_maskz_mov_ps(n, rough_exp2(_mm512_maskz_fmadd_ps(n, edge(tile), by, less)));
+  };
+  for (int64_t t = first_step; t < last_step; ++t) {
+    char* to = s.at + t * s.step_bytes;
+    __m512bh p;
+    if (2 * t >= inner_begin && 2 * t + 2 <= inner_end) p = _mm512_cvtne2ps_pbh(whole(2 * t + 1), whole(2 * t));
+    else if (2 * t * 16 < seen.end && (2 * t + 2) * 16 > seen.begin) p = _mm512_cvtne2ps_pbh(part(2 * t + 1), part(2 * t));
+    else {
+      _mm512_store_si512(to, none);
+      continue;
+    }
+    sum = _mm512_dpbf16_ps(sum, p, ones);
+    _mm512_store_si512(to, (__m512i)p);
+  }
+  return {highest, _mm512_reduce_add_ps(sum)};
+}
+
+// The features of a step that are there.
+OCTAVO_INLINE __mmask32 features_of(int64_t dim, int64_t step) {
+  const int64_t left = dim - step * STEP;
+  return left >= STEP ? 0xffffffffu : left <= 0 ? 0 : (1u << left) - 1;
+}
+
+// Values of keys 32 * step .. 32 * step + 31, features from `slice`, to panels; those that `all` leaves out are zero.
+template <Type KV>
+OCTAVO_INLINE void pack_values(const AttentionJob& job, const Unit& unit, int64_t head, int64_t base, Range all,
+                               int64_t step, int64_t slice, int64_t width, char* to, int64_t panel) {
+  constexpr int64_t SIZE = KV == Type::bf16 ? 2 : 1;
+  const int64_t dim = job.head_dim;
+  for (int64_t tile = step * STEP; tile < step * STEP + STEP; tile += 16, to += 8 * 64) {
+    if (tile >= all.end || tile + 16 <= all.begin) {
+      for (int64_t n = 0; n < width / 16; ++n)
+        for (int64_t pair = 0; pair < 8; ++pair) _mm512_store_si512(to + n * panel + pair * 64, _mm512_setzero_si512());
+      continue;
+    }
+    const char* from = (const char*)job.values + unit.cache_at(job, head, base + tile) * SIZE;
+    const float* scales = KV == Type::bf16 ? nullptr : job.value_scales + unit.scale_at(job, head, base + tile);
+    const bool whole = tile >= all.begin && tile + 16 <= all.end;
+    for (int64_t f = 0; f < width; f += STEP) {
+      const __mmask32 n = features_of(dim, (slice + f) / STEP);
+      char* at = to + f / 16 * panel;
+      for (int64_t pair = 0; pair < 8; ++pair) {
+        __m512i x[2];
+        for (int64_t i = 0; i < 2; ++i) {
+          const int64_t k = 2 * pair + i;
+          const bool seen = whole || (tile + k >= all.begin && tile + k < all.end);
+          x[i] = row_of_32<KV>(from + (k * dim + slice + f) * SIZE, seen ? n : 0, scales ? scales[k] : 1.f);
+          if (KV != Type::bf16 && !seen) x[i] = _mm512_setzero_si512();
+        }
+        _mm512_store_si512(at + pair * 64, _mm512_unpacklo_epi16(x[0], x[1]));
+        _mm512_store_si512(at + panel + pair * 64, _mm512_unpackhi_epi16(x[0], x[1]));
+      }
+    }
+  }
+}
+
+}  // namespace OCTAVO_LEVEL
+}  // namespace octavo
+
+#include "attention_narrow.h"
+
+namespace octavo {
+namespace OCTAVO_LEVEL {
+
+template <Type KV>
+struct PairKernel {
+  static constexpr bool paired = true;
+#if defined(__AMX_BF16__)
+  static constexpr int64_t FEW = 16;
+  using ForFew = Narrow<KV>;
+#else
+  static constexpr int64_t FEW = 0;
+  using ForFew = PairKernel;
+#endif
+  static constexpr int64_t SIZE = KV == Type::bf16 ? 2 : 1;
+  static constexpr int64_t VALUE_PANEL = PARTITION / STEP * PANEL + 64;  // bytes; a power of two would crowd the cache
+  const AttentionJob& job;
+  const Unit& unit;
+  int64_t dim, wide, steps, tiles;  // steps of features, tiles of LINES
+  char* queries;  // [heads, tiles, steps, LINES, 64 bytes]
+  char* keys;     // [16 panels, steps, PANEL]
+  char* values;   // [wide / 16 panels, VALUE_PANEL]
+  char* scores;   // [PARTITION / 16, LINES, 64 bytes], weights in place: [PARTITION / 32, 2 * LINES, 64 bytes]
+  State part;
+
+  static int64_t scratch_floats(const AttentionJob& job) {
+    const int64_t wide = round_up(job.head_dim, 32), steps = wide / STEP;
+    return (job.most_lines * wide * 2 + PARTITION / 16 * steps * PANEL + wide / 16 * VALUE_PANEL) / 4 +
+           PARTITION * LINES + LINES * (wide + 2);
+  }
+
+  PairKernel(const AttentionJob& j, const Unit& u, float* scratch) : job(j), unit(u), dim(j.head_dim) {
+    wide = round_up(dim, 32);
+    steps = wide / STEP;
+    tiles = (unit.lines + LINES - 1) / LINES;
+    queries = (char*)scratch;
+    keys = queries + job.most_lines * wide * 2;
+    values = keys + PARTITION / 16 * steps * PANEL;
+    scores = values + wide / 16 * VALUE_PANEL;
+    float* given = (float*)(scores + PARTITION * LINES * 4);
+    part = {given, given + LINES * wide, given + LINES * wide + LINES};
+    for (int64_t h = unit.head_begin; h < unit.head_end; ++h)
+      for (int64_t i = 0; i < unit.lines; ++i) {
+        char* to = query_tile(h, i / LINES) + i % LINES * 64;
+        const bf16* from = (const bf16*)job.query + unit.query_at(job, h, i);
+        for (int64_t s = 0; s < steps; ++s)
+          _mm512_store_si512(to + s * LINES * 64, _mm512_maskz_loadu_epi16(features(s), from + s * STEP));
+      }
+#if defined(__AMX_BF16__)
+    whole_tiles();
+#endif
+  }
+
+  // The lines' states of one partition, merged into `into`.
+  void run(int64_t head, int64_t partition, State into, int64_t, int64_t) {
+    const int64_t base = partition * PARTITION;
+    const Range all = unit.seen(0, unit.lines, base);
+    if (all.empty()) return;
+    pack(head, base, all);
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t line = t * LINES, n = least(LINES, unit.lines - line);
+      const Range seen = unit.seen(line, n, base);
+      if (seen.empty()) continue;
+      const int64_t first_tile = seen.begin / STEP * 2, last_tile = (seen.end + STEP - 1) / STEP * 2;
+      char* s = scores + first_tile * LINES * 64;
+      multiply({query_tile(head, t), LINES * 64, keys + first_tile * steps * PANEL, steps * PANEL, last_tile - first_tile,
+                steps, (float*)s, LINES * 16, 16}, n);
+      for (int64_t i = 0; i < n; ++i) {
+        const Scores mine{scores + i * 64, LINES * 64, 2 * LINES * 64};
+        const Range own = unit.seen(line + i, 1, base);
+        const Weight w = weigh(mine, own, seen, bend_all(job, unit, mine, own, line + i, head, base));
+        part.highest[i] = w.highest;
+        part.weights[i] = w.sum;
+      }
+      multiply({s, 2 * LINES * 64, values + first_tile / 2 * PANEL, VALUE_PANEL, wide / 16, (last_tile - first_tile) / 2,
+                part.sums, 16, wide}, n);
+      merge(into.from(line, wide), part, n, wide, wide);
+    }
+  }
+
+ private:
+  char* query_tile(int64_t head, int64_t tile) const {
+    return queries + ((head - unit.head_begin) * tiles + tile) * steps * LINES * 64;
+  }
+  __mmask32 features(int64_t step) const { return features_of(dim, step); }
+
+  // Keys and values that `all` spans, to panels. Steps are whole: values out of the range count as zero.
+  void pack(int64_t head, int64_t base, Range all) {
+    for (int64_t t = all.begin / 16; t * 16 < all.end; ++t) {
+      const int64_t at = unit.cache_at(job, head, base + t * 16);
+      const float* scales = KV == Type::bf16 ? nullptr : job.key_scales + unit.scale_at(job, head, base + t * 16);
+      const char* from = (const char*)job.keys + at * SIZE;
+      for (int64_t s = 0; s < steps; ++s) {
+        __m512i rows[16];
+        for (int64_t k = 0; k < 16; ++k)
+          rows[k] = row_of_32<KV>(from + (k * dim + s * STEP) * SIZE, features(s), scales ? scales[k] : 1.f);
+        turn(rows, keys + (t * steps + s) * PANEL);
+      }
+    }
+    for (int64_t s = all.begin / STEP; s * STEP < all.end; ++s)
+      pack_values<KV>(job, unit, head, base, all, s, 0, wide, values + s * PANEL, VALUE_PANEL);
+  }
+};
+
+}  // namespace OCTAVO_LEVEL
+}  // namespace octavo
+
+#endif

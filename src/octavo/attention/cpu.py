@@ -1,0 +1,119 @@
+"""The CPU backend: attention over the paged cache in native code, prompts and decode in one arithmetic.
+
+Promises: the same query over the same keys gives the same bits whatever else is in the batch, however its prompt was
+cut into chunks, for every number of threads, and whether or not rows share a prefix (ATT-13); float32 inside, rounded
+once at the end.
+Does not know: how partitions are computed or handed out (see `native/include/octavo/attention.h`).
+"""
+
+from typing import Any, Final
+
+import torch
+
+from octavo.attention.api import CPU, Capabilities, Need
+from octavo.attention.batch import AttentionBatch
+from octavo.base.kvspec import KVSpec
+from octavo.config.facts import DeviceFacts
+from octavo.forward.context import LayerBinding
+from octavo.ops.native import DTYPES, core
+from octavo.ops.registry import Ops
+
+DIM_MULTIPLE: Final = 8
+
+
+class CpuBuilder:
+    """Plans steps of one KV group.
+
+    Owns: the native plan, one and the same for all steps, since recorded calls hold its address.
+    """
+
+    updates_in_place = False
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._plan = core.AttentionPlan()
+
+    def plan(self, batch: AttentionBatch) -> object:
+        self._plan.fill(batch.query_starts, batch.context_lens, batch.block_table, self._block_size)
+        return self._plan
+
+
+class CpuImpl:
+    """One layer's attention.
+
+    Owns: what native calls read of the layer, made for the cache that it was last called with.
+    """
+
+    def __init__(self, need: Need, ops: Ops) -> None:
+        self._need = need
+        self._write = ops.write_kv
+        self._binding: LayerBinding | None = None
+        self._layer: Any = None
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, binding: LayerBinding, slots: torch.Tensor) -> None:
+        self._write(key, value, binding.key, binding.value, slots)
+
+    def run(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, binding: LayerBinding, plan: object
+    ) -> torch.Tensor:
+        if binding is not self._binding:
+            self._layer = self._bind(binding)
+            self._binding = binding
+        num_tokens, num_heads, dim = query.shape
+        if query.stride(2) != 1 or query.stride(1) != dim:
+            query = query.contiguous()
+        out = torch.empty(num_tokens, num_heads, dim, dtype=query.dtype)
+        core.attention(plan, self._layer, query.data_ptr(), query.stride(0), out.data_ptr(), num_tokens)
+        return out
+
+    def _bind(self, binding: LayerBinding) -> Any:
+        need, key, value = self._need, binding.key, binding.value
+        _, heads, size, dim = key.shape
+        if key.stride() != value.stride() or key.stride()[1:] != (size * dim, dim, 1):
+            raise RuntimeError("KV pages must be contiguous, and keys and values laid out alike")
+        return core.AttentionLayer(
+            key.data_ptr(),
+            value.data_ptr(),
+            0,
+            0,
+            key.stride(0),
+            0,
+            need.num_heads,
+            heads,
+            dim,
+            need.window or 0,
+            need.scale,
+            need.softcap or 0.0,
+            0,
+            0,
+            DTYPES[need.dtype],
+            DTYPES[need.kv_dtype],
+        )
+
+
+class CpuBackend:
+    """Attention in native code on the CPU.
+
+    Owns: nothing.
+    """
+
+    name = "cpu"
+    capabilities = Capabilities(
+        devices=frozenset({"cpu"}),
+        dtypes=frozenset({torch.float32, torch.bfloat16}),
+        block_multiple=16,
+        preferred_block_size=64,
+        features=frozenset({"sliding window"}),
+    )
+
+    def objections(self, need: Need, device: DeviceFacts) -> tuple[str, ...]:
+        reasons = self.capabilities.objections(need, device)
+        if need.head_dim % DIM_MULTIPLE:
+            reasons += (f"head size {need.head_dim} is not a multiple of {DIM_MULTIPLE}",)
+        return reasons
+
+    def builder(self, spec: KVSpec, device: torch.device = CPU) -> CpuBuilder:
+        return CpuBuilder(spec.block_size)
+
+    def impl(self, need: Need, ops: Ops) -> CpuImpl:
+        return CpuImpl(need, ops)
