@@ -137,8 +137,8 @@ static void run_unit(const AttentionJob& job, const AttentionUnit& u, Shared& sh
 
 // A thread that keeps tiles in use is slower to switch away from.
 OCTAVO_INLINE void leave_tiles() {
-#if defined(__AMX_BF16__)
-  _tile_release();
+#if defined(OCTAVO_LEVEL_AMX)
+  release_tiles();
 #endif
 }
 

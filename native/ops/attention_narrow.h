@@ -1,7 +1,7 @@
 // Few lines against a partition, with AMX tiles: keys as they lie in the cache, values packed a step at a time.
 // Bits are those of PairKernel's way for many lines. Included by attention_pairs.h.
 #pragma once
-#if defined(__AMX_BF16__)
+#if defined(OCTAVO_LEVEL_AMX)
 
 namespace octavo {
 namespace OCTAVO_LEVEL {
@@ -94,32 +94,33 @@ struct Narrow {
         key[i] = (const char*)job.keys + at * SIZE;
       }
       if (as_they_lie && n == 2) {
-        _tile_zero(0);
-        _tile_zero(1);
+        OCTAVO_TILE_ZERO(0);
+        OCTAVO_TILE_ZERO(1);
         for (int64_t s = 0; s < steps; ++s) {
-          _tile_loadd(6, q + s * q_step, columns_bytes);
-          _tile_loadd(4, key[0] + s * 64, stride);
-          _tile_loadd(5, key[1] + s * 64, stride);
-          _tile_dpbf16ps(0, 4, 6);
-          _tile_dpbf16ps(1, 5, 6);
+          OCTAVO_TILE_LOAD(6, q + s * q_step, columns_bytes);
+          OCTAVO_TILE_LOAD(4, key[0] + s * 64, stride);
+          OCTAVO_TILE_LOAD(5, key[1] + s * 64, stride);
+          OCTAVO_TILE_DOT(0, 4, 6);
+          OCTAVO_TILE_DOT(1, 5, 6);
         }
-        _tile_stored(0, turned + t * 16 * columns_bytes, columns_bytes);
-        _tile_stored(1, turned + (t + 1) * 16 * columns_bytes, columns_bytes);
+        OCTAVO_TILE_STORE(0, turned + t * 16 * columns_bytes, columns_bytes);
+        OCTAVO_TILE_STORE(1, turned + (t + 1) * 16 * columns_bytes, columns_bytes);
         continue;
       }
       for (int64_t i = 0; i < n; ++i) {
         if (!as_they_lie) {
           stage(head, base + (t + i) * 16);
+          fence();
           key[i] = staged;
           stride = wide * 2;
         }
-        _tile_zero(0);
+        OCTAVO_TILE_ZERO(0);
         for (int64_t s = 0; s < steps; ++s) {
-          _tile_loadd(6, q + s * q_step, columns_bytes);
-          _tile_loadd(4, key[i] + s * 64, stride);
-          _tile_dpbf16ps(0, 4, 6);
+          OCTAVO_TILE_LOAD(6, q + s * q_step, columns_bytes);
+          OCTAVO_TILE_LOAD(4, key[i] + s * 64, stride);
+          OCTAVO_TILE_DOT(0, 4, 6);
         }
-        _tile_stored(0, turned + (t + i) * 16 * columns_bytes, columns_bytes);
+        OCTAVO_TILE_STORE(0, turned + (t + i) * 16 * columns_bytes, columns_bytes);
       }
     }
   }
@@ -163,33 +164,34 @@ struct Narrow {
   void add_values(int64_t head, int64_t base, Range all, int64_t slice, int64_t next_head, int64_t next) {
     char* packed = turned + PARTITION * 16 * 4;
     const int64_t width = least(SLICE, wide - slice), panels = width / 16;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    OCTAVO_TILE_ZERO(0);
+    OCTAVO_TILE_ZERO(1);
+    OCTAVO_TILE_ZERO(2);
+    OCTAVO_TILE_ZERO(3);
     const int64_t last = (all.end + STEP - 1) / STEP;
     for (int64_t s = all.begin / STEP; s < last; ++s) {
       if (next >= 0 && slice == 0) bring(next_head, next * PARTITION + s * STEP);
       char* to = packed + s * (SLICE / 16) * PANEL;
       pack_values<KV>(job, unit, head, base, all, s, slice, width, to, PANEL);
-      _tile_loadd(4, scores + s * 64, PARTITION * 4);
-      _tile_loadd(5, to, 64);
-      _tile_loadd(6, to + PANEL, 64);
-      _tile_dpbf16ps(0, 4, 5);
-      _tile_dpbf16ps(1, 4, 6);
+      fence();
+      OCTAVO_TILE_LOAD(4, scores + s * 64, PARTITION * 4);
+      OCTAVO_TILE_LOAD(5, to, 64);
+      OCTAVO_TILE_LOAD(6, to + PANEL, 64);
+      OCTAVO_TILE_DOT(0, 4, 5);
+      OCTAVO_TILE_DOT(1, 4, 6);
       if (panels > 2) {
-        _tile_loadd(7, to + 2 * PANEL, 64);
-        _tile_loadd(5, to + 3 * PANEL, 64);
-        _tile_dpbf16ps(2, 4, 7);
-        _tile_dpbf16ps(3, 4, 5);
+        OCTAVO_TILE_LOAD(7, to + 2 * PANEL, 64);
+        OCTAVO_TILE_LOAD(5, to + 3 * PANEL, 64);
+        OCTAVO_TILE_DOT(2, 4, 7);
+        OCTAVO_TILE_DOT(3, 4, 5);
       }
     }
     float* sums = part.sums + slice;
-    _tile_stored(0, sums, wide * 4);
-    _tile_stored(1, sums + 16, wide * 4);
+    OCTAVO_TILE_STORE(0, sums, wide * 4);
+    OCTAVO_TILE_STORE(1, sums + 16, wide * 4);
     if (panels > 2) {
-      _tile_stored(2, sums + 32, wide * 4);
-      _tile_stored(3, sums + 48, wide * 4);
+      OCTAVO_TILE_STORE(2, sums + 32, wide * 4);
+      OCTAVO_TILE_STORE(3, sums + 48, wide * 4);
     }
   }
 

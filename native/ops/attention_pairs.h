@@ -8,6 +8,7 @@
 // Included by attention.cpp.
 #pragma once
 #include "attention_unit.h"
+#include "octavo/tiles.h"
 
 #if defined(__AVX512BF16__)
 
@@ -74,7 +75,7 @@ struct Product {
   int64_t c_panel, c_line;  // floats
 };
 
-#if defined(__AMX_BF16__)
+#if defined(OCTAVO_LEVEL_AMX)
 
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, unused[14] = {0};
@@ -84,8 +85,7 @@ struct alignas(64) TileShapes {
     rows[tile] = uint8_t(height);
     row_bytes[tile] = uint16_t(bytes);
   }
-  // GCC 12's intrinsic does not say that it reads memory.
-  void use() const { __asm__ volatile("ldtilecfg %0" ::"m"(*this) : "memory"); }
+  void use() const { asm volatile("ldtilecfg %0" ::"m"(*this) : "memory"); }
 };
 
 OCTAVO_INLINE void whole_tiles() {
@@ -97,45 +97,46 @@ OCTAVO_INLINE void whole_tiles() {
 // 16 or 32 lines; a multiple of 2 panels.
 static void multiply(const Product& p, int64_t lines) {
   const int64_t c_bytes = p.c_line * 4;
+  fence();
   if (lines > 16) {
     for (int64_t n = 0; n < p.panels; n += 2) {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
+      OCTAVO_TILE_ZERO(0);
+      OCTAVO_TILE_ZERO(1);
+      OCTAVO_TILE_ZERO(2);
+      OCTAVO_TILE_ZERO(3);
       const char *a = p.a, *b = p.b + n * p.b_panel;
       for (int64_t s = 0; s < p.steps; ++s, a += p.a_step, b += PANEL) {
-        _tile_loadd(4, a, 64);
-        _tile_loadd(6, b, 64);
-        _tile_loadd(5, a + 1024, 64);
-        _tile_loadd(7, b + p.b_panel, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        OCTAVO_TILE_LOAD(4, a, 64);
+        OCTAVO_TILE_LOAD(6, b, 64);
+        OCTAVO_TILE_LOAD(5, a + 1024, 64);
+        OCTAVO_TILE_LOAD(7, b + p.b_panel, 64);
+        OCTAVO_TILE_DOT(0, 4, 6);
+        OCTAVO_TILE_DOT(1, 4, 7);
+        OCTAVO_TILE_DOT(2, 5, 6);
+        OCTAVO_TILE_DOT(3, 5, 7);
       }
       float* c = p.c + n * p.c_panel;
-      _tile_stored(0, c, c_bytes);
-      _tile_stored(1, c + p.c_panel, c_bytes);
-      _tile_stored(2, c + 16 * p.c_line, c_bytes);
-      _tile_stored(3, c + 16 * p.c_line + p.c_panel, c_bytes);
+      OCTAVO_TILE_STORE(0, c, c_bytes);
+      OCTAVO_TILE_STORE(1, c + p.c_panel, c_bytes);
+      OCTAVO_TILE_STORE(2, c + 16 * p.c_line, c_bytes);
+      OCTAVO_TILE_STORE(3, c + 16 * p.c_line + p.c_panel, c_bytes);
     }
     return;
   }
   for (int64_t n = 0; n < p.panels; n += 2) {
-    _tile_zero(0);
-    _tile_zero(1);
+    OCTAVO_TILE_ZERO(0);
+    OCTAVO_TILE_ZERO(1);
     const char *a = p.a, *b = p.b + n * p.b_panel;
     for (int64_t s = 0; s < p.steps; ++s, a += p.a_step, b += PANEL) {
-      _tile_loadd(4, a, 64);
-      _tile_loadd(6, b, 64);
-      _tile_loadd(7, b + p.b_panel, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
+      OCTAVO_TILE_LOAD(4, a, 64);
+      OCTAVO_TILE_LOAD(6, b, 64);
+      OCTAVO_TILE_LOAD(7, b + p.b_panel, 64);
+      OCTAVO_TILE_DOT(0, 4, 6);
+      OCTAVO_TILE_DOT(1, 4, 7);
     }
     float* c = p.c + n * p.c_panel;
-    _tile_stored(0, c, c_bytes);
-    _tile_stored(1, c + p.c_panel, c_bytes);
+    OCTAVO_TILE_STORE(0, c, c_bytes);
+    OCTAVO_TILE_STORE(1, c + p.c_panel, c_bytes);
   }
 }
 
@@ -306,7 +307,7 @@ namespace OCTAVO_LEVEL {
 template <Type KV>
 struct PairKernel {
   static constexpr bool paired = true;
-#if defined(__AMX_BF16__)
+#if defined(OCTAVO_LEVEL_AMX)
   static constexpr int64_t FEW = 16;
   using ForFew = Narrow<KV>;
 #else
@@ -347,7 +348,7 @@ struct PairKernel {
         for (int64_t s = 0; s < steps; ++s)
           _mm512_store_si512(to + s * LINES * 64, _mm512_maskz_loadu_epi16(features(s), from + s * STEP));
       }
-#if defined(__AMX_BF16__)
+#if defined(OCTAVO_LEVEL_AMX)
     whole_tiles();
 #endif
   }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from octavo.attention.api import Backend, Need
+from octavo.attention.api import Backend, Need, alibi_slopes
 from octavo.attention.batch import AttentionBatch
 from octavo.base.kvspec import FullAttentionSpec, KVSpec, SlidingWindowSpec
 from octavo.config.facts import DeviceFacts
@@ -19,7 +19,8 @@ from octavo.ops.registry import OpRegistry, dtype_name
 CPU_FACTS = DeviceFacts(kind="cpu", name="test", memory_total_bytes=1, memory_available_bytes=1, num_cores=1)
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""Largest absolute difference from the plain loops in float64, for standard normal inputs."""
+"""Largest absolute difference from the plain loops in float64, for standard normal inputs; four times as much with a
+softcap, which multiplies the rounding of tanh."""
 
 
 def need_of(heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.float32, window: int | None = None) -> Need:
@@ -44,19 +45,26 @@ def spec_of(need: Need, block_size: int, window: int | None) -> KVSpec:
     return FullAttentionSpec(**common) if window is None else SlidingWindowSpec(**common, window=window)
 
 
-def attend_plainly(query, key, value, context, scale, window=None):
-    """One row: query [n, H, D], key and value [context + n, G, D] -> [n, H, D], in float64, a loop at a time."""
+def attend_plainly(query, key, value, context, scale, window=None, softcap=None, slopes=None, sinks=None):
+    """One row: query [n, H, D], key and value [context + n, G, D] -> [n, H, D], in float64.
+
+    `slopes` and `sinks` are [H]; a query sees `window` positions, its own included.
+    """
     query, key, value = query.double(), key.double(), value.double()
-    out = torch.zeros_like(query)
     shared = query.shape[1] // key.shape[1]
-    for i in range(query.shape[0]):
-        last = context + i
-        first = 0 if window is None else max(0, last - window + 1)
-        for h in range(query.shape[1]):
-            k, v = key[first : last + 1, h // shared], value[first : last + 1, h // shared]
-            weights = torch.softmax((k @ query[i, h]) * scale, dim=0)
-            out[i, h] = weights @ v
-    return out
+    key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
+    scores = torch.einsum("nhd,shd->hns", query, key) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    behind = (context + torch.arange(len(query)))[:, None] - torch.arange(len(key))  # how far a key lies before a query
+    if slopes is not None:
+        scores = scores - slopes.double()[:, None, None] * behind
+    hidden = (behind < 0) | (behind >= (window or len(key)))
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(query), 1)], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : len(key)]
+    return torch.einsum("hns,shd->nhd", weights, value)
 
 
 @dataclass
@@ -138,13 +146,19 @@ def run_and_compare(
     new_v = torch.cat([*(v[c:] for v, c in zip(values, contexts, strict=True)), pad])
     plan = backend.builder(spec_of(need, block_size, group_window)).plan(batch)
     impl.write(new_k, new_v, cache.binding, batch.slot_tensor())
-    out = impl.run(query, new_k, new_v, cache.binding, plan)
+    sinks = torch.randn(need.num_heads).to(need.dtype) if need.sinks else None
+    slopes = torch.tensor(need.slopes or alibi_slopes(need.num_heads)) if need.alibi else None
+    out = impl.run(query, new_k, new_v, cache.binding, plan, sinks)
 
     assert out.shape == query.shape and out.dtype == need.dtype
     assert torch.isfinite(out).all(), "stale memory leaked into a result"
     at = 0
     for row, (context, count) in enumerate(rows):
-        want = attend_plainly(query[at : at + count], keys[row], values[row], context, need.scale, need.window)
+        mine = query[at : at + count]
+        want = attend_plainly(
+            mine, keys[row], values[row], context, need.scale, need.window, need.softcap, slopes, sinks
+        )
         gap = (out[at : at + count].double() - want).abs().max().item()
-        assert gap <= TOLERANCE[need.dtype], f"row {row} ({context}+{count}) differs by {gap}"
+        limit = TOLERANCE[need.dtype] * (1 if need.softcap is None else 4)
+        assert gap <= limit, f"row {row} ({context}+{count}) differs by {gap}"
         at += count

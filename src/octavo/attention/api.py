@@ -48,6 +48,7 @@ class Need:
     softcap: float | None = None
     sinks: bool = False
     alibi: bool = False
+    slopes: tuple[float, ...] | None = None  # ALiBi's, of each query head; None: those of its paper
     latent: bool = False  # MLA
     media_prefix: bool = False
     capture: bool = False
@@ -115,6 +116,17 @@ class Capabilities:
         return " or ".join(rule for rule in (f"one of {exact}" if exact else "", multiple) if rule) or "accepted"
 
 
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """The slope of each head (Press et al., 2022): a geometric row for powers of two, and between them the odd
+    members of the next row."""
+
+    def row(count: int) -> "list[float]":
+        return [2.0 ** (-8.0 * (i + 1) / count) for i in range(count)]
+
+    whole = 1 << (num_heads.bit_length() - 1)
+    return tuple(row(whole) + row(2 * whole)[0::2][: num_heads - whole])
+
+
 class MetadataBuilder(Protocol):
     """Makes a backend's plan for one KV group, once a step."""
 
@@ -133,11 +145,18 @@ class Impl(Protocol):
         """Store key and value [T, G, D] at their token slots [T] int64 (-1: padding)."""
 
     def run(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, binding: LayerBinding, plan: object
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        binding: LayerBinding,
+        plan: object,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend: query [T, H, D] over the cache, in which key and value [T, G, D] were written: [T, H, D].
 
-        Rows of padding tokens are finite but have no meaning.
+        `sinks` [H] are scores of a key without a value, where the need has them. Rows of padding tokens are finite
+        but have no meaning.
         """
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from octavo.attention.api import CPU, Capabilities, Need
+from octavo.attention.api import CPU, Capabilities, Need, alibi_slopes
 from octavo.attention.batch import AttentionBatch
 from octavo.base.kvspec import KVSpec
 from octavo.config.facts import DeviceFacts
@@ -49,15 +49,23 @@ class CpuImpl:
         self._write = ops.write_kv
         self._binding: LayerBinding | None = None
         self._layer: Any = None
+        self._slopes = _slopes(need)
+        self._sinks: torch.Tensor | None = None
 
     def write(self, key: torch.Tensor, value: torch.Tensor, binding: LayerBinding, slots: torch.Tensor) -> None:
         self._write(key, value, binding.key, binding.value, slots)
 
     def run(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, binding: LayerBinding, plan: object
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        binding: LayerBinding,
+        plan: object,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if binding is not self._binding:
-            self._layer = self._bind(binding)
+            self._layer = self._bind(binding, sinks)
             self._binding = binding
         num_tokens, num_heads, dim = query.shape
         if query.stride(2) != 1 or query.stride(1) != dim:
@@ -66,11 +74,12 @@ class CpuImpl:
         core.attention(plan, self._layer, query.data_ptr(), query.stride(0), out.data_ptr(), num_tokens)
         return out
 
-    def _bind(self, binding: LayerBinding) -> Any:
+    def _bind(self, binding: LayerBinding, sinks: torch.Tensor | None) -> Any:
         need, key, value = self._need, binding.key, binding.value
         _, heads, size, dim = key.shape
         if key.stride() != value.stride() or key.stride()[1:] != (size * dim, dim, 1):
             raise RuntimeError("KV pages must be contiguous, and keys and values laid out alike")
+        self._sinks = None if sinks is None else sinks.detach().float().contiguous()
         return core.AttentionLayer(
             key.data_ptr(),
             value.data_ptr(),
@@ -84,11 +93,22 @@ class CpuImpl:
             need.window or 0,
             need.scale,
             need.softcap or 0.0,
-            0,
-            0,
+            _address(self._slopes),
+            _address(self._sinks),
             DTYPES[need.dtype],
             DTYPES[need.kv_dtype],
         )
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _slopes(need: Need) -> torch.Tensor | None:
+    """ALiBi's slopes; on the CPU wherever the model is being built."""
+    if not need.alibi:
+        return None
+    return torch.tensor(need.slopes or alibi_slopes(need.num_heads), dtype=torch.float32, device="cpu")
 
 
 class CpuBackend:
@@ -103,7 +123,7 @@ class CpuBackend:
         dtypes=frozenset({torch.float32, torch.bfloat16}),
         block_multiple=16,
         preferred_block_size=64,
-        features=frozenset({"sliding window"}),
+        features=frozenset({"sliding window", "softcap", "sinks", "ALiBi"}),
     )
 
     def objections(self, need: Need, device: DeviceFacts) -> tuple[str, ...]:

@@ -23,14 +23,15 @@ class Attention(nn.Module):
 
     `layer_id` finds its memory in the forward context; `spec` says what it needs of the cache.
 
-    Owns: nothing; keys and values live in the worker's memory.
+    Owns: `sinks` [H], a parameter, when the layer has them; keys and values live in the worker's memory.
     """
 
-    def __init__(self, layer_id: int, spec: KVSpec, impl: Impl) -> None:
+    def __init__(self, layer_id: int, spec: KVSpec, impl: Impl, sinks: nn.Parameter | None = None) -> None:
         super().__init__()
         self.layer_id = layer_id
         self.spec = spec
         self._impl = impl
+        self.sinks = sinks
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """query [T, H, D], key and value [T, G, D], position embedding applied: [T, H, D]."""
@@ -38,7 +39,7 @@ class Attention(nn.Module):
         binding = context.layers[self.layer_id]
         group = context.groups[binding.group]
         self._impl.write(key, value, binding, group.slots)
-        return self._impl.run(query, key, value, binding, group.plan)
+        return self._impl.run(query, key, value, binding, group.plan, self.sinks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,8 @@ class AttentionFactory:
             raise ConfigError(
                 f"attention backend {self.backend.name!r} cannot serve layer {layer_id}: {', '.join(objections)}"
             )
-        return Attention(layer_id, self._spec(need), self.backend.impl(need, self.ops))
+        sinks = nn.Parameter(torch.empty(need.num_heads, dtype=need.dtype)) if need.sinks else None
+        return Attention(layer_id, self._spec(need), self.backend.impl(need, self.ops), sinks)
 
     def _spec(self, need: Need) -> KVSpec:
         dtype = dtype_name(self.kv_dtype)

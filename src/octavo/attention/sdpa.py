@@ -225,7 +225,13 @@ class SdpaImpl:
         self._write(key, value, binding.key, binding.value, slots)
 
     def run(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, binding: LayerBinding, plan: object
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        binding: LayerBinding,
+        plan: object,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         plan = cast(SdpaPlan, plan)
         view = plan.view(self._need.window)
