@@ -8,6 +8,7 @@
 
 namespace octavo {
 void check_norms();
+void check_qlinear();
 void check_pointwise();
 void check_rotary();
 void check_gather();
@@ -21,6 +22,7 @@ int main() {
     octavo::use_level(octavo::level(i).name);
     std::printf("%s\n", octavo::current_level().name);
     octavo::check_norms();
+    octavo::check_qlinear();
     octavo::check_pointwise();
     octavo::check_rotary();
     octavo::check_gather();

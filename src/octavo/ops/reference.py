@@ -8,6 +8,9 @@ Does not know: which implementation is chosen (see `ops.registry`).
 import torch
 import torch.nn.functional as F
 
+from octavo.ops.quantized import quantize_rows as quantize_rows
+from octavo.ops.quantized import quantized_linear as quantized_linear
+
 
 class DenseMultiply:
     """`x @ weight.T + bias` over the weight as it is stored.

@@ -18,6 +18,7 @@ import torch
 
 from octavo.base.errors import ConfigError, OctavoError
 from octavo.config.facts import DeviceFacts
+from octavo.ops.quantized import QuantizedLinear, QuantizeRows
 from octavo.plugins.registry import load_target, unknown_name
 
 
@@ -87,6 +88,8 @@ class Ops:
     rotary: Rotary
     write_kv: WriteKV
     gather_rows: GatherRows
+    quantized_linear: QuantizedLinear
+    quantize_rows: QuantizeRows
 
 
 OP_NAMES = tuple(field.name for field in fields(Ops))
@@ -147,6 +150,8 @@ BUILT_IN: Final[tuple[tuple[str, Implementation], ...]] = (
     ("write_kv", _native("native_rotary:write_kv")),
     ("gather_rows", _native("native_gather:gather_rows")),
     ("linear", _native("native_linear:NativeLinear")),
+    ("quantized_linear", _native("native_qlinear:NativeQuantizedLinear")),
+    ("quantize_rows", _native("native_qlinear:quantize_rows")),
 )
 """(operator, implementation) of the fast versions in this package, the most wanted last; none is imported here."""
 
