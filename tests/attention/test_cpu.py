@@ -58,7 +58,9 @@ def test_windows_see_the_last_tokens_and_nothing_that_was_freed(level, window, b
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize(
-    "terms", [{"softcap": 5.0}, {"sinks": True}, {"alibi": True}, {"softcap": 30.0, "sinks": True, "alibi": True}], ids=str
+    "terms",
+    [{"softcap": 5.0}, {"sinks": True}, {"alibi": True}, {"softcap": 30.0, "sinks": True, "alibi": True}],
+    ids=str,
 )
 def test_softcap_sinks_and_slopes(level, terms, window, dtype):
     run_and_compare(BACKEND, replace(need_of(12, 3, 64, dtype, window), **terms), RAGGED + FAR[:4], 16)
@@ -240,7 +242,9 @@ def test_padding_is_zero_and_an_empty_step_is_nothing():
     plan = BACKEND.builder(spec_of(need, 16, None)).plan(empty)
     query = torch.randn(3, 2, 16)
     world = World(need, 16, [5])
-    assert torch.equal(BACKEND.impl(need, OPS).run(query, query, query, world.cache.binding, plan), torch.zeros(3, 2, 16))
+    assert torch.equal(
+        BACKEND.impl(need, OPS).run(query, query, query, world.cache.binding, plan), torch.zeros(3, 2, 16)
+    )
 
 
 def test_queries_may_be_a_part_of_a_wider_row():

@@ -126,4 +126,11 @@ def test_block_size_is_the_users_or_suits_all_backends():
 
 def test_selection_can_add_installed_backends_by_name():
     assert "torch_sdpa" in backends(plugins=None)
-    assert isinstance(choose(need_of(4, 2, 16), None, CPU_FACTS, backends(plugins=None)), SdpaBackend)
+    float16 = need_of(4, 2, 16, torch.float16)
+    assert isinstance(choose(float16, None, CPU_FACTS, backends(plugins=None)), SdpaBackend)
+
+
+def test_the_native_backend_comes_first_on_a_cpu():
+    pytest.importorskip("octavo.ops.native", exc_type=ImportError)
+    assert choose(need_of(4, 2, 16), None, CPU_FACTS).name == "cpu"
+    assert choose(need_of(4, 2, 20), None, CPU_FACTS).name == "torch_sdpa"

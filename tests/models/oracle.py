@@ -1,5 +1,6 @@
 """A Transformers model and ours with the same weights, and a paged run of ours: what model tests compare."""
 
+import importlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -101,7 +102,9 @@ class PagedRun:
     Owns: the memory, the block tables and how many tokens each row has.
     """
 
-    def __init__(self, model: nn.Module, num_rows: int, max_len: int, *, block_size: int = 16, seed: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, num_rows: int, max_len: int, *, block_size: int = 16, seed: int = 0, backend=None
+    ) -> None:
         self._model, self._block_size = model, block_size
         layers = model.attention_layers
         width = -(-max_len // block_size)
@@ -116,7 +119,7 @@ class PagedRun:
             LayerBinding(key=memory[:, i, 0], value=memory[:, i, 1], group=self._specs.index(layer.spec))
             for i, layer in enumerate(layers)
         ]
-        self._builders = [model_backend(model).builder(spec) for spec in self._specs]
+        self._builders = [(backend or model_backend(model)).builder(spec) for spec in self._specs]
         self._computed = [0] * num_rows
 
     def step(self, chunks: "dict[int, Sequence[int]]") -> "dict[int, torch.Tensor]":
@@ -144,10 +147,11 @@ class PagedRun:
 
 
 def model_backend(model: nn.Module):
-    """The tests' backend; one place to change when there are more."""
-    from octavo.attention.sdpa import SdpaBackend
-
-    return SdpaBackend()
+    """The backend whose layers the model holds."""
+    module = importlib.import_module(type(model.attention_layers[0]._impl).__module__)
+    return next(
+        cls() for name, cls in vars(module).items() if name.endswith("Backend") and cls.__module__ == module.__name__
+    )
 
 
 def hf_logits(model, tokens: Sequence[int]) -> torch.Tensor:

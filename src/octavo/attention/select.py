@@ -16,7 +16,10 @@ from octavo.plugins.registry import Registry
 
 Backends = Registry[type[Backend]]
 
-BUILT_IN: Final[Mapping[str, str]] = {"torch_sdpa": "octavo.attention.sdpa:SdpaBackend"}  # most wanted first
+BUILT_IN: Final[Mapping[str, str]] = {  # most wanted first
+    "cpu": "octavo.attention.cpu:CpuBackend",
+    "torch_sdpa": "octavo.attention.sdpa:SdpaBackend",
+}
 PLUGIN_GROUP: Final = "octavo.attention_backends"
 
 
