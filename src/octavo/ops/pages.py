@@ -95,8 +95,8 @@ class Memory:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor that is kept; contiguous, its content is undefined. Raises `ConfigError` when there is no room."""
         if self.device.type != "cpu":
-            return torch.empty(*shape, dtype=dtype, device=self.device)
-        return self._arena.take(prod(shape) * dtype.itemsize).view(dtype).view(*shape)
+            return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        return self._arena.take(prod(shape) * dtype.itemsize).view(dtype).view(tuple(shape))
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy that is kept."""
@@ -106,4 +106,4 @@ class Memory:
 
 def scratch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A tensor in host memory that is soon let go, and then is the system's again at once (malloc may keep it)."""
-    return reserve(prod(shape) * dtype.itemsize, "a weight that is being packed").view(dtype).view(*shape)
+    return reserve(prod(shape) * dtype.itemsize, "a weight that is being packed").view(dtype).view(tuple(shape))

@@ -251,7 +251,8 @@ class DenseLinear(nn.Module):
         parts = [(piece, share) for name, piece, share in self._pieces if name == "weight"]
         if len(parts) == 1 and self._memory.device.type == "cpu":
             piece, share = parts[0]
-            if (share.rows, share.columns) == self._sizes and share.columns == share.tensor_columns:
+            whole = (share.rows, share.columns) == self._sizes and share.columns == share.tensor_columns
+            if whole and piece.kind == _KINDS[self._dtype]:
                 return piece.rows(share.source_row, share.rows, self._dtype)
         host = scratch(self._sizes, self._dtype)
         for piece, share in parts:
@@ -279,7 +280,7 @@ class DenseLinear(nn.Module):
             return sum(t.numel() * t.element_size() for t in state_of(self._multiply).values())
         rows, columns = self._sizes
         bias = rows * (len(self._names) - 1) * self._dtype.itemsize
-        if isinstance(self._linear, PackingLinear):
+        if self._multiply is None and isinstance(self._linear, PackingLinear):
             return self._linear.packed_bytes(columns, rows, self._dtype) + bias
         return rows * columns * self._dtype.itemsize + bias
 
