@@ -68,6 +68,7 @@ def gguf_facts(path: Path) -> ModelFacts:
         attention_out_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_up.bias" in tensors,
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
+        quantization=_quantization(file),
         bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_ids=_eos(file.metadata),
         raw={k: v for k, v in file.metadata.items() if not isinstance(v, list | np.ndarray)},
@@ -101,6 +102,12 @@ def _dtype(file: GGUFFile) -> str:
     for tensor in file.tensors.values():
         sizes[_STORED.get(tensor.type.name, "float32")] += tensor.num_elements
     return sizes.most_common(1)[0][0]
+
+
+def _quantization(file: GGUFFile) -> Mapping[str, Any] | None:
+    """The block types of its tensors with how many have each, most first; None when all are plain floats."""
+    counts = Counter(tensor.type.name for tensor in file.tensors.values() if tensor.type.block_size > 1)
+    return {"quant_method": "gguf", "types": dict(counts.most_common())} if counts else None
 
 
 def _rope(keys: "_Keys", head_dim: int) -> RopeFacts:

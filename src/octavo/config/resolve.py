@@ -12,6 +12,7 @@ from typing import Any
 
 from octavo.base.errors import ConfigError
 from octavo.config.facts import DeviceFacts, ModelFacts
+from octavo.config.quantization import NONE, plan_quantization
 from octavo.config.schema import EngineConfig
 
 CPU_MAX_NUM_SEQS = 128
@@ -92,6 +93,17 @@ def _dtype(s: _State) -> list[Decision]:
         why = f"checkpoint is {s.facts.dtype}; the device computes bfloat16"
         return [Decision("model.dtype", "auto", "bfloat16", why)]
     return [Decision("model.dtype", "auto", "float32", "the processor has no bfloat16 instructions")]
+
+
+def _quantization(s: _State) -> list[Decision]:
+    """Refuses early what cannot run; a GGUF file is dequantized for one who asked for float32."""
+    asked, exact = s.config.model.quantization, s.config.model.dtype == "float32"
+    if asked is None and s.facts.format == "gguf" and s.facts.quantization is not None and exact:
+        return [Decision("model.quantization", None, NONE, "float32 was asked for: no value is rounded again")]
+    plan = plan_quantization(asked, s.facts, s.device)
+    if asked is not None or plan.method == NONE:
+        return []
+    return [Decision("model.quantization", None, plan.method, f"the checkpoint's weights are {plan.text}")]
 
 
 def _max_model_len(s: _State) -> list[Decision]:
@@ -201,5 +213,5 @@ def _ranges(s: _State) -> list[Decision]:
 
 
 RULES: tuple[Rule, ...] = (
-    _device, _dtype, _max_model_len, _num_seqs, _batched_tokens, _threads, _async, _kv_memory, _block_size, _ranges,
+    _device, _quantization, _dtype, _max_model_len, _num_seqs, _batched_tokens, _threads, _async, _kv_memory, _block_size, _ranges,
 )  # fmt: skip

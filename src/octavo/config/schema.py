@@ -40,6 +40,11 @@ class ModelConfig:
         "auto",
         "Default sampling parameters: auto reads the model's generation_config.json, neutral ignores it, or a folder.",
     )
+    quantization: str | None = option(
+        None,
+        "How weights are kept: none, int8_per_channel, int4_group, or JSON with a scheme, ignore and targets; as the "
+        "checkpoint has them when not given.",
+    )
     load_format: str = option("auto", "How weights are read; dummy makes random ones.", choices=("auto", "safetensors", "gguf", "dummy"))  # fmt: skip
     weight_cache: str = option(
         "auto",

@@ -13,6 +13,7 @@ from math import ceil
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import KVLayout
 from octavo.config.facts import DeviceFacts, ModelFacts, read_model_facts
+from octavo.config.quantization import NONE, plan_quantization
 from octavo.config.resolve import Resolved, resolve
 from octavo.config.schema import EngineConfig
 from octavo.engine.core import EngineCore
@@ -96,10 +97,11 @@ def build_core(
         with _timed(seconds, "probe"):
             device = executor.probe()
         resolved = resolve(config, facts, device, sources)
-        worker = worker_config(resolved.config, facts, sample_vocab_size, plugins)
+        worker = worker_config(resolved.config, facts, device, sample_vocab_size, plugins)
         with _timed(seconds, "load"):
             loaded = executor.load(worker, progress)
-        progress(f"weights: {size_text(loaded.weight_bytes)} from {loaded.source} in {seconds['load']:.1f} s")
+        kept = "" if worker.quantization.method == NONE else f" as {worker.quantization.text}"
+        progress(f"weights: {size_text(loaded.weight_bytes)}{kept} from {loaded.source} in {seconds['load']:.1f} s")
         with _timed(seconds, "profile"):
             profile = executor.profile()
         loaded = replace(loaded, notes=(*loaded.notes, *profile.notes))
@@ -122,6 +124,7 @@ def build_core(
 def worker_config(
     config: EngineConfig,
     facts: ModelFacts,
+    device: DeviceFacts,
     sample_vocab_size: int | None = None,
     plugins: tuple[str, ...] | None = (),
 ) -> WorkerConfig:
@@ -140,6 +143,7 @@ def worker_config(
         device=config.device.device,
         attention_backend=config.device.attention_backend,
         seed=config.model.seed,
+        quantization=plan_quantization(config.model.quantization, facts, device),
         plugins=plugins,
         sample_vocab_size=sample_vocab_size,
         kernels=config.device.kernels,

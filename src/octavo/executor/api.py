@@ -5,12 +5,13 @@ Does not know: processes, devices, or how a step is computed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from octavo.base.kvspec import KVLayout, KVSpec
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.config.facts import DeviceFacts, ModelFacts
+from octavo.config.quantization import QuantPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class WorkerConfig:
     device: str
     attention_backend: str | None
     seed: int
+    quantization: QuantPlan = field(default_factory=QuantPlan)
     plugins: tuple[str, ...] | None = ()  # installed packages that may bring architectures and backends; None: all
     weight_cache: str | None = None  # folder of packed weights; None: neither read nor written
     weight_cache_bytes: int = 0  # that the folder may hold

@@ -73,6 +73,7 @@ def build_settings(config: WorkerConfig, device: DeviceFacts, kernels: Kernels) 
         block_size=config.block_size,
         forced_ops=kernels.forced,
         plugins=config.plugins,
+        quantization=config.quantization,
     )
 
 

@@ -1,6 +1,6 @@
 """Token embedding and output head, divided by vocabulary over a group of ranks.
 
-Promises: a tied head multiplies by the embedding's own weight, with no second copy of it in the model.
+Promises: a tied head multiplies by the embedding's own weight, with no second copy of it but a packed one.
 Does not know: checkpoint names, or sampling.
 """
 
@@ -11,7 +11,18 @@ from torch import nn
 
 from octavo.distributed.group import Group
 from octavo.ops.registry import GatherRows, Linear, Multiply
-from octavo.quant.api import LinearScheme, Piece, Share, as_piece, check_kind, check_shape, read_rows
+from octavo.quant.api import (
+    LinearScheme,
+    PackingLinear,
+    Piece,
+    Share,
+    Unquantized,
+    as_piece,
+    check_kind,
+    check_shape,
+    read_rows,
+    state_of,
+)
 
 
 class Embedding(nn.Module):
@@ -32,6 +43,18 @@ class Embedding(nn.Module):
         self._rows = -(-vocab_size // group.size)
         self._first = group.rank * self._rows
         self.weight = nn.Parameter(torch.empty(self._rows, hidden_size, dtype=dtype), requires_grad=False)
+        self._sharing: tuple[StoredTiedHead, ...] = ()  # in a tuple, so that they are not counted as children
+
+    @property
+    def share(self) -> Share:
+        """This rank's part of the table."""
+        mine = max(0, min(self._rows, self.vocab_size - self._first))
+        hidden_size = self.weight.shape[1]
+        return Share(0, mine, self._first, 0, hidden_size, self.vocab_size, hidden_size)
+
+    def share_pieces(self, head: "StoredTiedHead") -> None:
+        """Show `head` each tensor that comes."""
+        self._sharing += (head,)
 
     def pieces(self) -> Mapping[str, tuple[str | None, ...]]:
         return {"weight": (None,)}
@@ -44,13 +67,17 @@ class Embedding(nn.Module):
             raise KeyError(parameter)
         check_kind(piece)
         check_shape(piece, self.expects(parameter, shard))
+        for head in self._sharing:
+            head.check(piece)
 
     def place(self, parameter: str, shard: str | None, piece: torch.Tensor | Piece) -> None:
         piece = as_piece(piece)
         self.check(parameter, shard, piece)
-        mine = max(0, min(self._rows, self.vocab_size - self._first))
+        mine = self.share.rows
         read_rows(self.weight.data[:mine], piece, self._first, mine)
         self.weight.data[mine:].zero_()
+        for head in self._sharing:
+            head.place(piece)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self._group.size == 1:
@@ -107,10 +134,62 @@ class TiedHead(nn.Module):
     def finish(self) -> None:
         self._multiply = self._linear(self._embedding[0].weight.data, None, torch.float32)
 
+    @property
+    def num_bytes(self) -> int:
+        weight = self._embedding[0].weight
+        if not isinstance(self._linear, PackingLinear):
+            return 0
+        return self._linear.packed_bytes(weight.shape[1], weight.shape[0], weight.dtype)
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        if self._multiply is None:
+            raise RuntimeError("state() was called before finish()")
+        return state_of(self._multiply) if self._multiply.packed else {}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        weight = self._embedding[0].weight
+        if state and isinstance(self._linear, PackingLinear):
+            self._multiply = self._linear.restore(state, weight.shape[1], weight.shape[0], weight.dtype, torch.float32)
+        else:
+            self.finish()
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._multiply is None:
             raise RuntimeError("the head was used before finish(); call models.build.finish(model) after loading")
         return _gather(self._multiply(hidden), self._embedding[0].vocab_size, self._group)
+
+
+class StoredTiedHead(nn.Module):
+    """A head that keeps the embedding's weight in a form of its own, made from the same tensor of the checkpoint.
+
+    Owns: its stored weight.
+    """
+
+    def __init__(self, embedding: Embedding, *, scheme: LinearScheme, group: Group) -> None:
+        super().__init__()
+        self._vocab_size, self._group = embedding.vocab_size, group
+        rows, hidden_size = embedding.weight.shape
+        self._share = embedding.share
+        self.stored = scheme.create(hidden_size, rows, bias=False, out_dtype=torch.float32)
+        embedding.share_pieces(self)
+
+    def check(self, piece: Piece) -> None:
+        """Look at the tensor that will be placed."""
+        self.stored.check("weight", piece, self._share)
+
+    def place(self, piece: Piece) -> None:
+        """Take the embedding's tensor."""
+        self.stored.place("weight", piece, self._share)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return _gather(self.stored(hidden), self._vocab_size, self._group)
+
+
+def tied_head(embedding: Embedding, *, scheme: LinearScheme, linear: Linear, group: Group) -> TiedHead | StoredTiedHead:
+    """The head of a model whose head and embedding share a weight: kept once, unless the scheme rounds weights."""
+    if isinstance(scheme, Unquantized):
+        return TiedHead(embedding, linear=linear, group=group)
+    return StoredTiedHead(embedding, scheme=scheme, group=group)
 
 
 def _gather(logits: torch.Tensor, vocab_size: int, group: Group) -> torch.Tensor:

@@ -22,12 +22,22 @@ from octavo.attention.layer import Attention, AttentionFactory
 from octavo.attention.select import backends, choose, choose_block_size
 from octavo.base.errors import LoadError
 from octavo.config.facts import DeviceFacts, ModelFacts
+from octavo.config.quantization import QuantPlan
 from octavo.distributed.context import ParallelContext
 from octavo.distributed.group import split_evenly
 from octavo.models.registry import architectures, resolve
 from octavo.ops.pages import Memory
 from octavo.ops.registry import OpRegistry, Ops
-from octavo.quant.api import LinearScheme, Piece, as_piece, check_kind, check_shape, detect
+from octavo.quant.api import (
+    LinearScheme,
+    NamedLinear,
+    NamedScheme,
+    Piece,
+    as_piece,
+    check_kind,
+    check_shape,
+)
+from octavo.quant.schemes import make_scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,18 @@ class WeightMap:
             return Target(f"{parent}.{ours}.{ending}" if parent else f"{ours}.{ending}", shard)
         return Target(name)
 
+    def checkpoint_module(self, module: str, shard: str | None) -> str:
+        """The checkpoint's name of one of our modules, or of one shard of it: what `target` is the way back from."""
+        parent, _, ours = module.rpartition(".")
+        for leaf, fused in self.fused.items():
+            if fused == (ours, shard):
+                module = f"{parent}.{leaf}" if parent else leaf
+                break
+        for old, new in self.renamed:
+            if module.startswith(new):
+                return old + module[len(new) :]
+        return module
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
@@ -161,6 +183,7 @@ class BuildSettings:
     block_size: int | None = None
     forced_ops: Mapping[str, str] | None = None  # implementation by operator, instead of the first that can serve
     plugins: tuple[str, ...] | None = ()
+    quantization: QuantPlan = field(default_factory=QuantPlan)
 
 
 def build_context(facts: ModelFacts, settings: BuildSettings, device: torch.device | str = "meta") -> BuildContext:
@@ -184,7 +207,7 @@ def build_context(facts: ModelFacts, settings: BuildSettings, device: torch.devi
         memory=memory,
         memory_available_bytes=device_facts.memory_available_bytes,
         parallel=parallel,
-        scheme=detect(facts, dtype=dtype, linear=ops.linear, memory=memory),
+        scheme=make_scheme(settings.quantization, dtype=dtype, ops=ops, memory=memory),
         attention=AttentionFactory(backend=backend, device=device_facts, ops=ops, block_size=size, kv_dtype=dtype),
         ops=ops,
         max_model_len=settings.max_model_len,
@@ -200,7 +223,24 @@ def build_model(ctx: BuildContext) -> nn.Module:
     cls = resolve(ctx.facts.architecture, architectures(ctx.plugins))
     with torch.device(ctx.device):
         model: nn.Module = cls(ctx)
+    _name_linears(model, cls.weight_map(ctx.facts), ctx.scheme)
     return model.eval()
+
+
+def _name_linears(model: nn.Module, weight_map: WeightMap, scheme: LinearScheme) -> None:
+    """Tell the weights that ask for it what a checkpoint calls them."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        stored = getattr(module, "stored", None)
+        if stored is None:
+            continue
+        shards = next(iter(module.pieces().values())) if isinstance(module, Placeable) else (None,)
+        names = tuple(weight_map.checkpoint_module(name, shard) for shard in shards)
+        found += names
+        if isinstance(stored, NamedLinear):
+            stored.named(names)
+    if isinstance(scheme, NamedScheme):
+        scheme.check_names(found)
 
 
 def window_of(facts: ModelFacts, layer: int) -> int | None:

@@ -5,15 +5,13 @@ that loading never holds more than the packed weights and one linear layer besid
 Does not know: file formats, or which layer a weight belongs to.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
-from octavo.base.errors import ConfigError
-from octavo.config.facts import ModelFacts
 from octavo.ops.pages import Memory, scratch
 from octavo.ops.registry import Linear, Multiply
 
@@ -339,6 +337,22 @@ def state_of(multiply: Multiply) -> Mapping[str, torch.Tensor]:
     return multiply.state()
 
 
+@runtime_checkable
+class NamedLinear(Protocol):
+    """A `StoredLinear` that wants to know what a checkpoint calls it, before anything else is asked of it."""
+
+    def named(self, names: tuple[str, ...]) -> None:
+        """One name for each of the checkpoint's weights that are one matrix here."""
+
+
+@runtime_checkable
+class NamedScheme(Protocol):
+    """A scheme that looks at the names of all layers."""
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raises `ConfigError` when it was told of a layer that there is not."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unquantized:
     """Weights as the checkpoint has them, converted to the model's type."""
@@ -363,17 +377,3 @@ class Unquantized:
 
     def notes(self) -> tuple[str, ...]:
         return ()
-
-
-def detect(facts: ModelFacts, *, dtype: torch.dtype, linear: Linear, memory: Memory | None = None) -> LinearScheme:
-    """The scheme that the checkpoint asks for. Raises `ConfigError` for one that is not supported."""
-    if facts.quantization:
-        _refuse(facts.quantization)
-    return Unquantized(dtype, linear, memory or Memory())
-
-
-def _refuse(quantization: Mapping[str, object]) -> None:
-    method = quantization.get("quant_method") or quantization.get("quant_algo") or "an unnamed method"
-    raise ConfigError(
-        f"the checkpoint is quantized with {method}, which is not supported yet; use an unquantized one or a GGUF file"
-    )

@@ -67,12 +67,12 @@ def _by_reference(data: Bytes, kind: GGMLType, shape: Sequence[int], dtype: torc
 # ---- fields of a block ------------------------------------------------------------------------
 
 
-def _half(field: torch.Tensor) -> torch.Tensor:
+def half(field: torch.Tensor) -> torch.Tensor:
     """Half-precision numbers: [n, 2k] bytes to [n, k] floats."""
     return field.contiguous().view(torch.float16).float()
 
 
-def _unpack(field: torch.Tensor, bits: int, group: int) -> torch.Tensor:
+def unpack(field: torch.Tensor, bits: int, group: int) -> torch.Tensor:
     """Numbers of `bits` bits: each run of `group` bytes holds all lowest parts first, then the next ones, and so on.
 
     [n, bytes] to [n, bytes * 8 / bits] small integers.
@@ -95,33 +95,33 @@ def _scaled(values: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | No
 
 
 def _q4_0(b: torch.Tensor) -> torch.Tensor:
-    return _scaled(_unpack(b[:, 2:], 4, 16).view(torch.int8) - 8, _half(b[:, :2]))
+    return _scaled(unpack(b[:, 2:], 4, 16).view(torch.int8) - 8, half(b[:, :2]))
 
 
 def _q4_1(b: torch.Tensor) -> torch.Tensor:
-    return _scaled(_unpack(b[:, 4:], 4, 16), _half(b[:, :2]), _half(b[:, 2:4]))
+    return _scaled(unpack(b[:, 4:], 4, 16), half(b[:, :2]), half(b[:, 2:4]))
 
 
-def _fifth_bits(field: torch.Tensor) -> torch.Tensor:
+def fifth_bits(field: torch.Tensor) -> torch.Tensor:
     """Bit i of a little-endian word of 32 bits belongs to element i; shifted to bit 4."""
-    return _unpack(field, 1, 1) << 4
+    return unpack(field, 1, 1) << 4
 
 
 def _q5_0(b: torch.Tensor) -> torch.Tensor:
-    q = _unpack(b[:, 6:], 4, 16) | _fifth_bits(b[:, 2:6])
-    return _scaled(q.view(torch.int8) - 16, _half(b[:, :2]))
+    q = unpack(b[:, 6:], 4, 16) | fifth_bits(b[:, 2:6])
+    return _scaled(q.view(torch.int8) - 16, half(b[:, :2]))
 
 
 def _q5_1(b: torch.Tensor) -> torch.Tensor:
-    q = _unpack(b[:, 8:], 4, 16) | _fifth_bits(b[:, 4:8])
-    return _scaled(q, _half(b[:, :2]), _half(b[:, 2:4]))
+    q = unpack(b[:, 8:], 4, 16) | fifth_bits(b[:, 4:8])
+    return _scaled(q, half(b[:, :2]), half(b[:, 2:4]))
 
 
 def _q8_0(b: torch.Tensor) -> torch.Tensor:
-    return _scaled(b[:, 2:].contiguous().view(torch.int8), _half(b[:, :2]))
+    return _scaled(b[:, 2:].contiguous().view(torch.int8), half(b[:, :2]))
 
 
-_NONLINEAR = torch.tensor(
+NONLINEAR = torch.tensor(
     (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), dtype=torch.float32
 )  # IQ4's levels: closer together near zero
 _E2M1_DOUBLED = torch.tensor((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), dtype=torch.float32)
@@ -132,58 +132,64 @@ def _looked_up(indices: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
 
 
 def _iq4_nl(b: torch.Tensor) -> torch.Tensor:
-    return _scaled(_looked_up(_unpack(b[:, 2:], 4, 16), _NONLINEAR), _half(b[:, :2]))
+    return _scaled(_looked_up(unpack(b[:, 2:], 4, 16), NONLINEAR), half(b[:, :2]))
 
 
 def _mxfp4(b: torch.Tensor) -> torch.Tensor:
     # the scale is a power of two, 2**(e - 127), and the levels are doubled
     scale = torch.exp2(b[:, :1].double() - 128).float()
-    return _scaled(_looked_up(_unpack(b[:, 1:], 4, 16), _E2M1_DOUBLED), scale)
+    return _scaled(_looked_up(unpack(b[:, 1:], 4, 16), _E2M1_DOUBLED), scale)
 
 
 # ---- 256 elements a block ---------------------------------------------------------------------
 
 
 def _q2_k(b: torch.Tensor) -> torch.Tensor:
-    scale = _half(b[:, 80:82]) * (b[:, :16] & 15)
-    offset = _half(b[:, 82:84]) * (b[:, :16] >> 4)
-    return _scaled(_unpack(b[:, 16:80], 2, 32), scale, -offset)
+    scale = half(b[:, 80:82]) * (b[:, :16] & 15)
+    offset = half(b[:, 82:84]) * (b[:, :16] >> 4)
+    return _scaled(unpack(b[:, 16:80], 2, 32), scale, -offset)
 
 
 def _q3_k(b: torch.Tensor) -> torch.Tensor:
-    low, high = _unpack(b[:, 96:104], 4, 8), _unpack(b[:, 104:108], 2, 4)
-    scale = _half(b[:, 108:110]) * ((low | (high << 4)).view(torch.int8) - 32)
-    absent = 1 - _unpack(b[:, :32], 1, 32)  # 4 is taken off where the high bit is not set
-    return _scaled(_unpack(b[:, 32:96], 2, 32).view(torch.int8) - (absent << 2).view(torch.int8), scale)
+    low, high = unpack(b[:, 96:104], 4, 8), unpack(b[:, 104:108], 2, 4)
+    scale = half(b[:, 108:110]) * ((low | (high << 4)).view(torch.int8) - 32)
+    absent = 1 - unpack(b[:, :32], 1, 32)  # 4 is taken off where the high bit is not set
+    return _scaled(unpack(b[:, 32:96], 2, 32).view(torch.int8) - (absent << 2).view(torch.int8), scale)
 
 
-def _k_scales(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eight scales and eight offsets of 6 bits, and their common factors: bytes 0..16 of Q4_K and Q5_K."""
+def k_scales(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight scales and eight offsets of 6 bits, [n, 8] each: bytes 4..16 of Q4_K and Q5_K."""
     first, second, third = b[:, 4:8], b[:, 8:12], b[:, 12:16]
     scales = torch.cat((first & 63, (third & 15) | ((first >> 2) & 48)), dim=1)
     offsets = torch.cat((second & 63, (third >> 4) | ((second >> 2) & 48)), dim=1)
-    return _half(b[:, :2]) * scales, -(_half(b[:, 2:4]) * offsets)
+    return scales, offsets
+
+
+def _k_factors(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same times their common factors; what is added to a value is the offset's negative."""
+    scales, offsets = k_scales(b)
+    return half(b[:, :2]) * scales, -(half(b[:, 2:4]) * offsets)
 
 
 def _q4_k(b: torch.Tensor) -> torch.Tensor:
-    return _scaled(_unpack(b[:, 16:], 4, 32), *_k_scales(b))
+    return _scaled(unpack(b[:, 16:], 4, 32), *_k_factors(b))
 
 
 def _q5_k(b: torch.Tensor) -> torch.Tensor:
-    q = _unpack(b[:, 48:], 4, 32) | (_unpack(b[:, 16:48], 1, 32) << 4)
-    return _scaled(q, *_k_scales(b))
+    q = unpack(b[:, 48:], 4, 32) | (unpack(b[:, 16:48], 1, 32) << 4)
+    return _scaled(q, *_k_factors(b))
 
 
 def _q6_k(b: torch.Tensor) -> torch.Tensor:
-    q = _unpack(b[:, :128], 4, 64) | (_unpack(b[:, 128:192], 2, 32) << 4)
-    scale = _half(b[:, 208:210]) * b[:, 192:208].contiguous().view(torch.int8)
+    q = unpack(b[:, :128], 4, 64) | (unpack(b[:, 128:192], 2, 32) << 4)
+    scale = half(b[:, 208:210]) * b[:, 192:208].contiguous().view(torch.int8)
     return _scaled(q.view(torch.int8) - 32, scale)
 
 
 def _iq4_xs(b: torch.Tensor) -> torch.Tensor:
-    low, high = _unpack(b[:, 4:8], 4, 1), _unpack(b[:, 2:4], 2, 1)
-    scale = _half(b[:, :2]) * ((low | (high << 4)).view(torch.int8) - 32)
-    return _scaled(_looked_up(_unpack(b[:, 8:], 4, 16), _NONLINEAR), scale)
+    low, high = unpack(b[:, 4:8], 4, 1), unpack(b[:, 2:4], 2, 1)
+    scale = half(b[:, :2]) * ((low | (high << 4)).view(torch.int8) - 32)
+    return _scaled(_looked_up(unpack(b[:, 8:], 4, 16), NONLINEAR), scale)
 
 
 def _tq1_0(b: torch.Tensor) -> torch.Tensor:
@@ -191,11 +197,11 @@ def _tq1_0(b: torch.Tensor) -> torch.Tensor:
     powers = torch.tensor((1, 3, 9, 27, 81), dtype=torch.uint8).view(1, -1, 1)
     parts = (b[:, None, :32] * powers, b[:, None, 32:48] * powers, b[:, None, 48:52] * powers[:, :4])
     digits = torch.cat([p.reshape(len(b), -1) for p in parts], dim=1)
-    return _scaled(((digits.int() * 3) >> 8) - 1, _half(b[:, 52:54]))
+    return _scaled(((digits.int() * 3) >> 8) - 1, half(b[:, 52:54]))
 
 
 def _tq2_0(b: torch.Tensor) -> torch.Tensor:
-    return _scaled(_unpack(b[:, :64], 2, 32).view(torch.int8) - 1, _half(b[:, 64:66]))
+    return _scaled(unpack(b[:, :64], 2, 32).view(torch.int8) - 1, half(b[:, 64:66]))
 
 
 DECODERS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {

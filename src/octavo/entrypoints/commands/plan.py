@@ -35,7 +35,7 @@ def run(call: Call) -> int:
     try:
         device = _device(executor.probe(), call.arguments.memory)
         resolved = resolve(config, facts, device, call.given.sources)
-        described = executor.describe(worker_config(resolved.config, facts, plugins=call.env.plugins))
+        described = executor.describe(worker_config(resolved.config, facts, device, plugins=call.env.plugins))
     finally:
         executor.stop()
     plan = make_plan(config, resolved, described, device, _lengths(call.arguments.lengths))
