@@ -1,15 +1,13 @@
 """Weights stored as they are, and schemes that are refused."""
 
-import dataclasses
 from typing import ClassVar
 
 import pytest
 import torch
 
-from octavo.base.errors import ConfigError
 from octavo.config.facts import ModelFacts
 from octavo.ops import reference
-from octavo.quant.api import Share, TensorPiece, Unquantized, WrongKindError, detect, read_rows
+from octavo.quant.api import Share, TensorPiece, Unquantized, WrongKindError, read_rows
 
 FACTS = ModelFacts(
     source="", format="hf", architecture="A", model_type="a", vocab_size=1, hidden_size=1, intermediate_size=1,
@@ -171,10 +169,3 @@ def test_rows_are_read_in_slices_and_pages_go_back_between_them():
     assert torch.equal(into, whole[7:4103, 3:1003])
     assert Watched.asked[0] == (7, 2097) and sum(count for _, count in Watched.asked) == 4096
     assert Watched.forgotten == [1, 2]
-
-
-def test_detection():
-    assert detect(FACTS, dtype=torch.float32, linear=reference.linear).name == "unquantized"
-    gptq = dataclasses.replace(FACTS, quantization={"quant_method": "gptq"})
-    with pytest.raises(ConfigError, match="quantized with gptq, which is not supported"):
-        detect(gptq, dtype=torch.float32, linear=reference.linear)

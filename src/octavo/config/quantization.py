@@ -109,10 +109,8 @@ def plan_quantization(option: str | None, facts: ModelFacts, device: DeviceFacts
         return _of_checkpoint(stored, device)
     if asked.name == NONE and _method(stored) == GGUF:
         return QuantPlan()
-    if asked.name in SHORT_NAMES and asked.plain and _method(stored) != GGUF:
-        plan = _of_checkpoint(stored, device)
-        if plan.default == SHORT_NAMES[asked.name]:
-            return plan
+    if asked.plain and _method(stored) == COMPRESSED and SHORT_NAMES.get(asked.name, stored) == _compressed_key(stored):
+        return _of_checkpoint(stored, device)
     remedy = "leave it out to compute them as they are" if _method(stored) == GGUF else "leave it out"
     also = ", or say none to have them as floats" if _method(stored) == GGUF else ""
     raise ConfigError(

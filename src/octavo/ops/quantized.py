@@ -117,7 +117,7 @@ class QuantizedLinear(Protocol):
 
 
 class QuantizeRows(Protocol):
-    """Rounds a float weight [rows, inputs] to kind int8 or int4_half."""
+    """Rounds a float weight [rows, inputs] to kind int8, int4_half or int4_half_min."""
 
     def __call__(self, weight: torch.Tensor, kind: str) -> QuantizedRows: ...
 
@@ -130,6 +130,7 @@ def quantize_rows(weight: torch.Tensor, kind: str) -> QuantizedRows:
 
     int8: the largest of a row becomes 127 or -127. int4_half: of some scales for 32 inputs, which take the largest to
     an end of the range or a little beyond it, and are mended by least squares, the one that misses least in squares.
+    int4_half_min: the least of a group becomes 0 and the largest 15.
     """
     weight = weight.float()
     if kind == "int8":
@@ -137,11 +138,18 @@ def quantize_rows(weight: torch.Tensor, kind: str) -> QuantizedRows:
         inverse, scale = _inverse_and_scale(most)
         q = (weight * inverse[:, None]).round().clamp(-127, 127)
         return QuantizedRows(kind=kind, q=(q + 128).to(torch.uint8), scale=scale)
-    if kind != "int4_half":
+    if kind not in ("int4_half", "int4_half_min"):
         raise ValueError(f"floats are not rounded to {kind}")
-    q, scales = _nearest_int4(_in_groups(weight))
-    q = (q + 8).to(torch.uint8).view(len(weight), -1)[:, : weight.shape[1]]
-    return QuantizedRows(kind=kind, q=q.contiguous(), scale=scales.view(len(weight), -1).half())
+    groups, minimum = _in_groups(weight), None
+    if kind == "int4_half":
+        q, scales = _nearest_int4(groups)
+        q = q + 8
+    else:
+        low = groups.amin(1, keepdim=True).half()
+        scales, minimum = _as_half((groups.amax(1, keepdim=True) - low.float()) / 15), low.view(len(weight), -1)
+        q = ((groups - low.float()) / torch.where(scales == 0, 1.0, scales)).round().clamp(0, 15)
+    q = q.to(torch.uint8).view(len(weight), -1)[:, : weight.shape[1]].contiguous()
+    return QuantizedRows(kind=kind, q=q, scale=scales.view(len(weight), -1).half(), minimum=minimum)
 
 
 _RANGES: Final = (-8.0, -8.6, -9.3, -7.4, 7.0, 7.6)  # where the largest number of a group goes; -8 .. 7 can be stored
