@@ -1,7 +1,7 @@
 """The same request gives the same bits, whatever runs beside it and however its work is cut (ATT-13, OUT-30).
 
 Every log-probability is compared as a float, not only the token: one changed rounding anywhere would show. Tiny
-checkpoints in `make test`; SmolLM2 in bfloat16 in the slow suite.
+checkpoints in `make test`; SmolLM2 in bfloat16 and quantized in the slow suite.
 """
 
 from pathlib import Path
@@ -93,7 +93,14 @@ def test_a_tiny_model_gives_the_same_bits(name, dtype):
     check(checkpoints.tiny_llama(), 6, [name], dtype=dtype, num_threads=1)
 
 
+@pytest.mark.parametrize("quantization", ["int8_per_channel", "int4_group"])
+@pytest.mark.parametrize("name", ["one at a time", "seven", "chunks of 17", "prefix hits", "preempted"])
+def test_a_quantized_tiny_model_gives_the_same_bits(name, quantization):
+    check(checkpoints.tiny_llama(), 6, [name], dtype="bfloat16", quantization=quantization, num_threads=1)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_smollm2_gives_the_same_bits_in_every_run():
-    check(checkpoints.smollm2_f32(), 16, list(VARIANTS), dtype="bfloat16")
+@pytest.mark.parametrize("quantization", [None, "int8_per_channel", "int4_group"])
+def test_smollm2_gives_the_same_bits_in_every_run(quantization):
+    check(checkpoints.smollm2_f32(), 16, list(VARIANTS), dtype="bfloat16", quantization=quantization)
