@@ -248,7 +248,8 @@ def test_the_real_file_says_the_same_as_its_folder() -> None:
     found, expected = (dataclasses.asdict(read_model_facts(p)) for p in (smollm2_gguf(), smollm2_f32()))
     assert {k for k in found if found[k] != expected[k]} == {"source", "format", "raw", "quantization"}
     assert (
-        found["quantization"] == {"quant_method": "gguf", "types": {"Q4_1": 210, "Q8_0": 1}} and expected["quantization"] is None
+        found["quantization"] == {"quant_method": "gguf", "types": {"Q4_1": 210, "Q8_0": 1}}
+        and expected["quantization"] is None
     )
 
 

@@ -90,13 +90,16 @@ def test_outputs_without_a_weight_are_zero():
 
 
 def test_an_asymmetric_key_keeps_a_minimum():
-    key = SHORT_NAMES["int4_group"].__class__(weight="int4", activation="int8", scale="float16", group=32, symmetric=False)
+    key = SHORT_NAMES["int4_group"].__class__(
+        weight="int4", activation="int8", scale="float16", group=32, symmetric=False
+    )
     layer = scheme(online(key)).create(64, 8, bias=False)
     weight, x = torch.rand(8, 64) + 3, torch.randn(2, 64)
     layer.place("weight", weight, whole(8, 64))
     layer.finish()
     assert near(layer(x), product(weight, "int4_half_min", x))
-    assert (layer(x) - x @ weight.T).abs().max() < 0.5, "nothing is spent on numbers between 0 and 3"
+    missed = (quantize_rows(weight, "int4_half_min").values() - weight).abs().max()
+    assert missed < 1 / 30 + 0.003, "nothing is spent on numbers between 0 and 3"
 
 
 def test_layers_left_out_are_floats_and_names_choose():
@@ -117,11 +120,13 @@ def test_layers_left_out_are_floats_and_names_choose():
 def test_weights_that_are_one_matrix_must_be_treated_alike():
     layer = scheme(online(targets=(("*.q_proj", INT4),))).create(64, 32, bias=False)
     layer.named(("a.q_proj", "a.k_proj"))
-    with pytest.raises(ConfigError, match="a.q_proj, a.k_proj are one matrix"):
+    with pytest.raises(ConfigError, match=r"a\.q_proj, a\.k_proj are one matrix"):
         layer.num_bytes  # noqa: B018
 
 
-@pytest.mark.parametrize("plan", [online(INT8), online(INT4), online(INT8, ignore=("x",))], ids=["int8", "int4", "ignored"])
+@pytest.mark.parametrize(
+    "plan", [online(INT8), online(INT4), online(INT8, ignore=("x",))], ids=["int8", "int4", "ignored"]
+)
 def test_size_is_known_before_and_state_is_taken_back(plan):
     def made():
         layer = scheme(plan).create(96, 70, bias=True)

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from octavo.base.errors import ConfigError
 from octavo.config.facts_base import DeviceFacts, ModelFacts
-from octavo.plugins.registry import near_names, unknown_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +118,12 @@ def plan_quantization(option: str | None, facts: ModelFacts, device: DeviceFacts
     )
 
 
+def float_plan(facts: ModelFacts, device: DeviceFacts) -> QuantPlan:
+    """The plan of one who says nothing about quantization and wants floats where the checkpoint can be had so."""
+    stored = facts.quantization
+    return QuantPlan() if stored is None or _method(stored) == GGUF else _of_checkpoint(stored, device)
+
+
 def matches(pattern: str, name: str) -> bool:
     """A layer's name against an exact name, a glob, or `re:` and a regular expression for its beginning."""
     if pattern.startswith("re:"):
@@ -161,7 +166,7 @@ def _parse(option: str) -> _Asked:
     known = ("scheme", "linear", "moe", "head", "ignore", "targets", *_FIELDS)
     for name in given:
         if name not in known:
-            raise ConfigError(f"--quantization: {unknown_name('field', name, known)}")
+            raise ConfigError(f"--quantization: {_unknown('field', name, known)}")
     if given.get("targets") and (given.get("linear") or given.get("moe")):
         raise ConfigError("--quantization: targets and linear or moe exclude each other; say it by one of them")
     if given.get("moe"):
@@ -172,7 +177,7 @@ def _parse(option: str) -> _Asked:
     if name is None and not (own or linear):
         raise ConfigError(f"--quantization names no scheme; there are {', '.join(SHORT_NAMES)}")
     if name is not None and name not in (NONE, *SHORT_NAMES, *METHODS):
-        raise ConfigError(unknown_name("quantization", str(name), (NONE, *SHORT_NAMES, *METHODS)))
+        raise ConfigError(_unknown("quantization", str(name), (NONE, *SHORT_NAMES, *METHODS)))
     targets = given.get("targets") or {}
     if not isinstance(targets, Mapping):
         raise ConfigError("--quantization: targets must be an object of patterns, each with a scheme or fields")
@@ -193,10 +198,10 @@ def _fields(value: Any, where: str) -> Mapping[str, Any]:
         raise ConfigError(f"--quantization: {where!r} must be a scheme's name or an object, got {value!r:.60}")
     for name in value:
         if name not in ("scheme", *_FIELDS):
-            raise ConfigError(f"--quantization: {unknown_name('field', str(name), ('scheme', *_FIELDS))}")
+            raise ConfigError(f"--quantization: {_unknown('field', str(name), ('scheme', *_FIELDS))}")
     scheme = value.get("scheme")
     if scheme is not None and scheme not in SHORT_NAMES:
-        raise ConfigError(unknown_name("quantization", str(scheme), tuple(SHORT_NAMES)))
+        raise ConfigError(_unknown("quantization", str(scheme), tuple(SHORT_NAMES)))
     _checked({k: v for k, v in value.items() if k != "scheme"})
     return value
 
@@ -395,6 +400,12 @@ def _place(device: DeviceFacts) -> str:
     return f"{device.kind} ({device.name})"
 
 
+def _unknown(what: str, name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"there are {', '.join(known)}"
+    return f"there is no {what} named {name!r}; {hint}"
+
+
 def _near(pattern: str, names: Iterable[str]) -> str:
     """Names like a pattern that matches none: by the whole, or by the last part."""
     words = pattern.removeprefix("re:")
@@ -402,5 +413,5 @@ def _near(pattern: str, names: Iterable[str]) -> str:
     leaves = {name.rpartition(".")[2]: name for name in known}
     wanted = re.sub(r"[^\w.]", "", words).rpartition(".")[2] or words
     near = [leaves[leaf] for leaf in difflib.get_close_matches(wanted, leaves, n=3, cutoff=0.6)]
-    found = list(dict.fromkeys([*near_names(words, known), *near]))[:4] or known[:4]
+    found = list(dict.fromkeys([*difflib.get_close_matches(words, known, n=3, cutoff=0.5), *near]))[:4] or known[:4]
     return f"are {', '.join(found)}"

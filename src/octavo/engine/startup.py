@@ -100,7 +100,8 @@ def build_core(
         worker = worker_config(resolved.config, facts, device, sample_vocab_size, plugins)
         with _timed(seconds, "load"):
             loaded = executor.load(worker, progress)
-        kept = "" if worker.quantization.method == NONE else f" as {worker.quantization.text}"
+        plan = worker.quantization
+        kept = "" if plan is None or plan.method == NONE else f" as {plan.text}"
         progress(f"weights: {size_text(loaded.weight_bytes)}{kept} from {loaded.source} in {seconds['load']:.1f} s")
         with _timed(seconds, "profile"):
             profile = executor.profile()

@@ -5,7 +5,7 @@ Does not know: processes, devices, or how a step is computed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from octavo.base.kvspec import KVLayout, KVSpec
@@ -29,7 +29,7 @@ class WorkerConfig:
     device: str
     attention_backend: str | None
     seed: int
-    quantization: QuantPlan = field(default_factory=QuantPlan)
+    quantization: QuantPlan | None = None  # None: floats where the checkpoint can be had so
     plugins: tuple[str, ...] | None = ()  # installed packages that may bring architectures and backends; None: all
     weight_cache: str | None = None  # folder of packed weights; None: neither read nor written
     weight_cache_bytes: int = 0  # that the folder may hold

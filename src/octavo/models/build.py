@@ -22,7 +22,7 @@ from octavo.attention.layer import Attention, AttentionFactory
 from octavo.attention.select import backends, choose, choose_block_size
 from octavo.base.errors import LoadError
 from octavo.config.facts import DeviceFacts, ModelFacts
-from octavo.config.quantization import QuantPlan
+from octavo.config.quantization import QuantPlan, float_plan
 from octavo.distributed.context import ParallelContext
 from octavo.distributed.group import split_evenly
 from octavo.models.registry import architectures, resolve
@@ -183,7 +183,7 @@ class BuildSettings:
     block_size: int | None = None
     forced_ops: Mapping[str, str] | None = None  # implementation by operator, instead of the first that can serve
     plugins: tuple[str, ...] | None = ()
-    quantization: QuantPlan = field(default_factory=QuantPlan)
+    quantization: QuantPlan | None = None  # None: floats where the checkpoint can be had so
 
 
 def build_context(facts: ModelFacts, settings: BuildSettings, device: torch.device | str = "meta") -> BuildContext:
@@ -193,6 +193,7 @@ def build_context(facts: ModelFacts, settings: BuildSettings, device: torch.devi
     Raises `ConfigError` when something asked for cannot be served.
     """
     dtype, device_facts, parallel = settings.dtype, settings.device_facts, settings.parallel
+    plan = settings.quantization or float_plan(facts, device_facts)
     ops = OpRegistry().bind(device_facts, dtype, forced=settings.forced_ops)
     memory = Memory(device_facts.kind)
     windows = {window_of(facts, layer) for layer in range(facts.num_layers)}
@@ -207,7 +208,7 @@ def build_context(facts: ModelFacts, settings: BuildSettings, device: torch.devi
         memory=memory,
         memory_available_bytes=device_facts.memory_available_bytes,
         parallel=parallel,
-        scheme=make_scheme(settings.quantization, dtype=dtype, ops=ops, memory=memory),
+        scheme=make_scheme(plan, dtype=dtype, ops=ops, memory=memory),
         attention=AttentionFactory(backend=backend, device=device_facts, ops=ops, block_size=size, kv_dtype=dtype),
         ops=ops,
         max_model_len=settings.max_model_len,
