@@ -19,13 +19,13 @@ struct Narrow {
   char* queries;  // [heads, steps, 16 pairs, columns] of pairs
   char* turned;   // [PARTITION, columns] scores; then packed values: [8 steps, SLICE / 16 panels, PANEL]
   char* scores;   // [lines, PARTITION] of float; weights in place, bf16
-  char* staged;   // 16 keys [16, wide]
+  char* staged;   // 4 times 16 keys [16, wide]
   State part;
   TileShapes for_scores, for_values;
 
   static int64_t scratch_floats(const AttentionJob& job) {
     const int64_t wide = round_up(job.head_dim, 32);
-    return job.kv_heads * wide * 16 / 2 + 2 * PARTITION * 16 + PARTITION * SLICE / 2 + 16 * wide / 2 +
+    return job.kv_heads * wide * 16 / 2 + 2 * PARTITION * 16 + PARTITION * SLICE / 2 + 4 * 16 * wide / 2 +
            16 * (wide + 2);
   }
 
@@ -38,7 +38,7 @@ struct Narrow {
     turned = queries + job.kv_heads * wide * 16 * 2;
     scores = turned + PARTITION * 16 * 4 + PARTITION * SLICE * 2;
     staged = scores + PARTITION * 16 * 4;
-    float* given = (float*)(staged + 16 * wide * 2);
+    float* given = (float*)(staged + 4 * 16 * wide * 2);
     part = {given, given + 16 * wide, given + 16 * wide + 16};
     const int64_t pairs = wide / 2;
     for (int64_t h = unit.head_begin; h < unit.head_end; ++h) {
@@ -65,13 +65,10 @@ struct Narrow {
     const Range tiles{all.begin / STEP * 2, (all.end + STEP - 1) / STEP * 2};
     if (columns == 4) turn_4(tiles);
     else turn_16(tiles);
-    for (int64_t i = 0; i < unit.lines; ++i) {
-      const Scores mine{scores + i * PARTITION * 4, 64, 64};
-      const Range own = unit.seen(i, 1, base);
-      const Weight w = weigh(mine, own, all, bend_all(job, unit, mine, own, i, head, base));
-      part.highest[i] = w.highest;
-      part.weights[i] = w.sum;
-    }
+    Softmax softmax{job, unit, 0, unit.lines, head, base, all, {scores, 64, 64}, PARTITION * 4, part, {}};
+    softmax.find_highest();
+    for (int64_t i = 0; i < unit.lines; ++i) softmax.weigh(i);
+    softmax.add_up();
     for_values.use();
     for (int64_t slice = 0; slice < wide; slice += SLICE) add_values(head, base, all, slice, next_head, next);
     merge(into, part, unit.lines, wide, wide);
@@ -82,58 +79,54 @@ struct Narrow {
     const char* q = queries + (head - unit.head_begin) * wide / 2 * columns * 4;
     const int64_t q_step = 16 * columns * 4, columns_bytes = columns * 4;
     for_scores.use();
-    const int64_t end = (all.end + 15) / 16;
-    for (int64_t t = all.begin / 16; t < end; t += 2) {
-      const int64_t n = least(2, end - t);
-      const char* key[2];
-      int64_t stride = dim * 2;
+    const int64_t end = (all.end + 15) / 16, tile_bytes = 16 * columns_bytes;
+    for (int64_t t = all.begin / 16; t < end; t += 4) {
+      const int64_t n = least(4, end - t);
+      const char* key[4];
       for (int64_t i = 0; i < n; ++i) {
         const int64_t at = unit.cache_at(job, head, base + (t + i) * 16);
         const char* values = (const char*)job.values + at * SIZE;
         for (int64_t b = 0; b < 16 * dim * SIZE; b += 64) _mm_prefetch(values + b, _MM_HINT_T1);
         key[i] = (const char*)job.keys + at * SIZE;
+        if (!as_they_lie) key[i] = stage(head, base + (t + i) * 16, i);
       }
-      if (as_they_lie && n == 2) {
-        OCTAVO_TILE_ZERO(0);
-        OCTAVO_TILE_ZERO(1);
-        for (int64_t s = 0; s < steps; ++s) {
-          OCTAVO_TILE_LOAD(6, q + s * q_step, columns_bytes);
-          OCTAVO_TILE_LOAD(4, key[0] + s * 64, stride);
-          OCTAVO_TILE_LOAD(5, key[1] + s * 64, stride);
-          OCTAVO_TILE_DOT(0, 4, 6);
-          OCTAVO_TILE_DOT(1, 5, 6);
-        }
-        OCTAVO_TILE_STORE(0, turned + t * 16 * columns_bytes, columns_bytes);
-        OCTAVO_TILE_STORE(1, turned + (t + 1) * 16 * columns_bytes, columns_bytes);
-        continue;
+      for (int64_t i = n; i < 4; ++i) key[i] = key[n - 1];  // computed and not read
+      const int64_t stride = as_they_lie ? dim * 2 : wide * 2;
+      fence();
+      OCTAVO_TILE_ZERO(0);
+      OCTAVO_TILE_ZERO(1);
+      OCTAVO_TILE_ZERO(2);
+      OCTAVO_TILE_ZERO(3);
+      for (int64_t s = 0; s < steps; ++s) {
+        OCTAVO_TILE_LOAD(6, q + s * q_step, columns_bytes);
+        OCTAVO_TILE_LOAD(4, key[0] + s * 64, stride);
+        OCTAVO_TILE_DOT(0, 4, 6);
+        OCTAVO_TILE_LOAD(5, key[1] + s * 64, stride);
+        OCTAVO_TILE_DOT(1, 5, 6);
+        OCTAVO_TILE_LOAD(4, key[2] + s * 64, stride);
+        OCTAVO_TILE_DOT(2, 4, 6);
+        OCTAVO_TILE_LOAD(5, key[3] + s * 64, stride);
+        OCTAVO_TILE_DOT(3, 5, 6);
       }
-      for (int64_t i = 0; i < n; ++i) {
-        if (!as_they_lie) {
-          stage(head, base + (t + i) * 16);
-          fence();
-          key[i] = staged;
-          stride = wide * 2;
-        }
-        OCTAVO_TILE_ZERO(0);
-        for (int64_t s = 0; s < steps; ++s) {
-          OCTAVO_TILE_LOAD(6, q + s * q_step, columns_bytes);
-          OCTAVO_TILE_LOAD(4, key[i] + s * 64, stride);
-          OCTAVO_TILE_DOT(0, 4, 6);
-        }
-        OCTAVO_TILE_STORE(0, turned + (t + i) * 16 * columns_bytes, columns_bytes);
-      }
+      char* to = turned + t * tile_bytes;
+      OCTAVO_TILE_STORE(0, to, columns_bytes);
+      if (n > 1) OCTAVO_TILE_STORE(1, to + tile_bytes, columns_bytes);
+      if (n > 2) OCTAVO_TILE_STORE(2, to + 2 * tile_bytes, columns_bytes);
+      if (n > 3) OCTAVO_TILE_STORE(3, to + 3 * tile_bytes, columns_bytes);
     }
   }
 
-  // 16 keys as bf16, their rows filled up with zeros.
-  void stage(int64_t head, int64_t position) {
+  // 16 keys as bf16, their rows filled up with zeros, in the given one of four places.
+  const char* stage(int64_t head, int64_t position, int64_t place) {
     const int64_t at = unit.cache_at(job, head, position);
     const float* scales = KV == Type::bf16 ? nullptr : job.key_scales + unit.scale_at(job, head, position);
     const char* from = (const char*)job.keys + at * SIZE;
+    char* to = staged + place * 16 * wide * 2;
     for (int64_t k = 0; k < 16; ++k)
       for (int64_t s = 0; s < steps; ++s)
-        _mm512_store_si512(staged + k * wide * 2 + s * 64, row_of_32<KV>(from + (k * dim + s * STEP) * SIZE,
-                                                                         features_of(dim, s), scales ? scales[k] : 1.f));
+        _mm512_store_si512(to + k * wide * 2 + s * 64, row_of_32<KV>(from + (k * dim + s * STEP) * SIZE,
+                                                                     features_of(dim, s), scales ? scales[k] : 1.f));
+    return to;
   }
 
   // [16 keys, 4 lines] to [4 lines, 16 keys], for each tile.

@@ -198,64 +198,117 @@ struct Scores {
   int64_t tile_bytes, step_bytes;
 };
 
-// Products to what the softmax is over, where that is more than a factor; 1 is left as the factor.
-OCTAVO_INLINE float bend_all(const AttentionJob& job, const Unit& unit, Scores s, Range seen, int64_t line, int64_t head,
+// Products to what the softmax is over, where that is more than a factor.
+OCTAVO_INLINE void bend_all(const AttentionJob& job, const Unit& unit, Scores s, Range seen, int64_t line, int64_t head,
                              int64_t base) {
-  if (!bends(job)) return job.scale * LOG2_E;
+  if (!bends(job)) return;
   for (int64_t t = seen.begin / 16; t * 16 < seen.end; ++t) {
     float* x = (float*)(s.at + t * s.tile_bytes);
     store(x, bend(job, unit, load(x), line, head, base + t * 16));
   }
-  return 1.f;
 }
 
-struct Weight {
-  float highest, sum;
-};
-
-// Scores to weights, rounded to bf16: exp2(factor * score - highest). Steps of `all` that the line does not see get zeros.
-OCTAVO_INLINE Weight weigh(Scores s, Range seen, Range all, float factor) {
-  const int64_t first_step = all.begin / STEP, last_step = (all.end + STEP - 1) / STEP;
-  const __m512i none = _mm512_setzero_si512();
-  if (seen.empty()) {
-    for (int64_t t = first_step; t < last_step; ++t) _mm512_store_si512(s.at + t * s.step_bytes, none);
-    return {LOWEST, 0.f};
-  }
-  const int64_t inner_begin = (seen.begin + 15) / 16, inner_end = seen.end / 16;
+// Highest of a line's products that it sees, 16 of them side by side.
+OCTAVO_INLINE __m512 highest_of(Scores s, Range seen) {
   const __m512 lowest = _mm512_set1_ps(LOWEST);
-  __m512 top = lowest;
-  const auto edge = [&](int64_t tile) {
-    return _mm512_mask_loadu_ps(lowest, lanes_in(seen, tile * 16), s.at + tile * s.tile_bytes);
-  };
-  if (seen.begin % 16) top = edge(seen.begin / 16);
-  for (int64_t t = inner_begin; t < inner_end; ++t) top = _mm512_max_ps(top, _mm512_load_ps(s.at + t * s.tile_bytes));
-  if (seen.end % 16) top = _mm512_max_ps(top, edge(seen.end / 16));
-  const float highest = _mm512_reduce_max_ps(top) * factor;
+  if (seen.empty()) return lowest;
+  const int64_t begin = (seen.begin + 15) / 16, end = seen.end / 16;
+  __m512 top[4] = {lowest, lowest, lowest, lowest};
+  if (seen.begin % 16)
+    top[0] = _mm512_mask_loadu_ps(lowest, lanes_in(seen, seen.begin / 16 * 16), s.at + seen.begin / 16 * s.tile_bytes);
+  if (seen.end % 16 && (seen.end / 16 != seen.begin / 16 || seen.begin % 16 == 0))
+    top[1] = _mm512_mask_loadu_ps(lowest, lanes_in(seen, seen.end / 16 * 16), s.at + seen.end / 16 * s.tile_bytes);
+  const char* at = s.at + begin * s.tile_bytes;
+  int64_t t = begin;
+  for (; t + 4 <= end; t += 4, at += 4 * s.tile_bytes)
+    for (int i = 0; i < 4; ++i) top[i] = _mm512_max_ps(top[i], _mm512_load_ps(at + i * s.tile_bytes));
+  for (; t < end; ++t, at += s.tile_bytes) top[0] = _mm512_max_ps(top[0], _mm512_load_ps(at));
+  return _mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3]));
+}
 
+// Products to weights, rounded to bf16: exp2(factor * product - highest). Steps of `all` that the line does not see get
+// zeros. Returns sums of the weights side by side.
+OCTAVO_INLINE __m512 weights_of(Scores s, Range seen, Range all, float factor, float highest) {
+  const int64_t first_step = all.begin / STEP, last_step = (all.end + STEP - 1) / STEP;
+  const int64_t inner_begin = seen.empty() ? last_step : (seen.begin + STEP - 1) / STEP;
+  const int64_t inner_end = seen.empty() ? last_step : seen.end / STEP;
   const __m512 by = _mm512_set1_ps(factor), less = _mm512_set1_ps(-highest);
   const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
   __m512 sum = _mm512_setzero_ps();
-  const auto whole = [&](int64_t tile) {
-    return rough_exp2(_mm512_fmadd_ps(_mm512_load_ps(s.at + tile * s.tile_bytes), by, less));
-  };
-  const auto part = [&](int64_t tile) {
-    const __mmask16 n = lanes_in(seen, tile * 16);
-    return _mm512_maskz_mov_ps(n, rough_exp2(_mm512_maskz_fmadd_ps(n, edge(tile), by, less)));
-  };
-  for (int64_t t = first_step; t < last_step; ++t) {
-    char* to = s.at + t * s.step_bytes;
-    __m512bh p;
-    if (2 * t >= inner_begin && 2 * t + 2 <= inner_end) p = _mm512_cvtne2ps_pbh(whole(2 * t + 1), whole(2 * t));
-    else if (2 * t * 16 < seen.end && (2 * t + 2) * 16 > seen.begin) p = _mm512_cvtne2ps_pbh(part(2 * t + 1), part(2 * t));
-    else {
-      _mm512_store_si512(to, none);
-      continue;
+  const auto edge = [&](int64_t step) {
+    __m512 x[2];
+    for (int64_t i = 0; i < 2; ++i) {
+      const __mmask16 n = lanes_in(seen, step * STEP + i * 16);
+      x[i] = _mm512_maskz_loadu_ps(n, s.at + (2 * step + i) * s.tile_bytes);
+      x[i] = _mm512_maskz_mov_ps(n, rough_exp2(_mm512_maskz_fmadd_ps(n, x[i], by, less)));
     }
+    const __m512bh p = _mm512_cvtne2ps_pbh(x[1], x[0]);
+    sum = _mm512_dpbf16_ps(sum, p, ones);
+    _mm512_store_si512(s.at + step * s.step_bytes, (__m512i)p);
+  };
+  int64_t t = first_step;
+  for (; t < last_step && t < inner_begin; ++t) edge(t);
+  const char* from = s.at + 2 * t * s.tile_bytes;
+  char* to = s.at + t * s.step_bytes;
+  for (; t < inner_end; ++t, from += 2 * s.tile_bytes, to += s.step_bytes) {
+    const __m512 x = _mm512_fmadd_ps(_mm512_load_ps(from), by, less);
+    const __m512 y = _mm512_fmadd_ps(_mm512_load_ps(from + s.tile_bytes), by, less);
+    const __m512bh p = _mm512_cvtne2ps_pbh(rough_exp2(y), rough_exp2(x));
     sum = _mm512_dpbf16_ps(sum, p, ones);
     _mm512_store_si512(to, (__m512i)p);
   }
-  return {highest, _mm512_reduce_add_ps(sum)};
+  for (; t < last_step; ++t) edge(t);
+  return sum;
 }
+
+// Lane i: the highest lane of v[i].
+OCTAVO_INLINE F tops(const F* v) {
+  F u[4];
+  for (int j = 0; j < 4; ++j) {
+    const F* x = v + 4 * j;
+    const F a = max(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const F b = max(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
+    u[j] = max(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+  }
+  const F a = max(_mm512_shuffle_f32x4(u[0], u[1], 0x88), _mm512_shuffle_f32x4(u[0], u[1], 0xdd));
+  const F b = max(_mm512_shuffle_f32x4(u[2], u[3], 0x88), _mm512_shuffle_f32x4(u[2], u[3], 0xdd));
+  return max(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+// The softmax of up to 16 lines in a partition: lines every `line_bytes`. `all`: what any of them sees.
+struct Softmax {
+  const AttentionJob& job;
+  const Unit& unit;
+  int64_t line, count, head, base;
+  Range all;
+  Scores scores;  // of the first line
+  int64_t line_bytes;
+  State part;  // of the first line
+  alignas(64) __m512 many[16];
+
+  Scores of(int64_t i) const { return {scores.at + i * line_bytes, scores.tile_bytes, scores.step_bytes}; }
+  float factor() const { return bends(job) ? 1.f : job.scale * LOG2_E; }
+  void find_highest() {
+    for (int64_t i = 0; i < count; ++i) {
+      const Range seen = unit.seen(line + i, 1, base);
+      bend_all(job, unit, of(i), seen, line + i, head, base);
+      many[i] = highest_of(of(i), seen);
+    }
+    for (int64_t i = count; i < 16; ++i) many[i] = _mm512_setzero_ps();
+    // Nothing seen: lowest, whatever the factor.
+    const __m512 top = tops(many), scaled = _mm512_mul_ps(top, _mm512_set1_ps(factor()));
+    const __mmask16 none = _mm512_cmp_ps_mask(top, _mm512_set1_ps(LOWEST), _CMP_EQ_OQ);
+    _mm512_storeu_ps(part.highest, _mm512_mask_mov_ps(scaled, none, _mm512_set1_ps(LOWEST)));
+  }
+  inline void weigh(int64_t i) {
+    many[i] = weights_of(of(i), unit.seen(line + i, 1, base), all, factor(), part.highest[i]);
+  }
+  void add_up() {
+    for (int64_t i = count; i < 16; ++i) many[i] = _mm512_setzero_ps();
+    _mm512_storeu_ps(part.weights, sums(many));
+  }
+};
 
 // The features of a step that are there.
 OCTAVO_INLINE __mmask32 features_of(int64_t dim, int64_t step) {
@@ -281,16 +334,24 @@ OCTAVO_INLINE void pack_values(const AttentionJob& job, const Unit& unit, int64_
     for (int64_t f = 0; f < width; f += STEP) {
       const __mmask32 n = features_of(dim, (slice + f) / STEP);
       char* at = to + f / 16 * panel;
-      for (int64_t pair = 0; pair < 8; ++pair) {
+      const char* row = from + (slice + f) * SIZE;
+      if (KV == Type::bf16 && whole && n == 0xffffffffu) {
+#pragma GCC unroll 8
+        for (int64_t pair = 0; pair < 8; ++pair, row += 2 * dim * SIZE) {
+          const __m512i x = _mm512_loadu_si512(row), y = _mm512_loadu_si512(row + dim * SIZE);
+          _mm512_store_si512(at + pair * 64, _mm512_unpacklo_epi16(x, y));
+          _mm512_store_si512(at + panel + pair * 64, _mm512_unpackhi_epi16(x, y));
+        }
+        continue;
+      }
+      for (int64_t k = 0; k < 16; k += 2) {
         __m512i x[2];
         for (int64_t i = 0; i < 2; ++i) {
-          const int64_t k = 2 * pair + i;
-          const bool seen = whole || (tile + k >= all.begin && tile + k < all.end);
-          x[i] = row_of_32<KV>(from + (k * dim + slice + f) * SIZE, seen ? n : 0, scales ? scales[k] : 1.f);
-          if (KV != Type::bf16 && !seen) x[i] = _mm512_setzero_si512();
+          const bool seen = tile + k + i >= all.begin && tile + k + i < all.end;
+          x[i] = seen ? row_of_32<KV>(row + (k + i) * dim * SIZE, n, scales ? scales[k + i] : 1.f) : _mm512_setzero_si512();
         }
-        _mm512_store_si512(at + pair * 64, _mm512_unpacklo_epi16(x[0], x[1]));
-        _mm512_store_si512(at + panel + pair * 64, _mm512_unpackhi_epi16(x[0], x[1]));
+        _mm512_store_si512(at + k / 2 * 64, _mm512_unpacklo_epi16(x[0], x[1]));
+        _mm512_store_si512(at + panel + k / 2 * 64, _mm512_unpackhi_epi16(x[0], x[1]));
       }
     }
   }
@@ -367,12 +428,12 @@ struct PairKernel {
       char* s = scores + first_tile * LINES * 64;
       multiply({query_tile(head, t), LINES * 64, keys + first_tile * steps * PANEL, steps * PANEL, last_tile - first_tile,
                 steps, (float*)s, LINES * 16, 16}, n);
-      for (int64_t i = 0; i < n; ++i) {
-        const Scores mine{scores + i * 64, LINES * 64, 2 * LINES * 64};
-        const Range own = unit.seen(line + i, 1, base);
-        const Weight w = weigh(mine, own, seen, bend_all(job, unit, mine, own, line + i, head, base));
-        part.highest[i] = w.highest;
-        part.weights[i] = w.sum;
+      for (int64_t i = 0; i < n; i += 16) {
+        Softmax some{job, unit, line + i, least(16, n - i), head, base, seen, {scores + i * 64, LINES * 64, 2 * LINES * 64},
+                     64, part.from(i, wide), {}};
+        some.find_highest();
+        for (int64_t each = 0; each < some.count; ++each) some.weigh(each);
+        some.add_up();
       }
       multiply({s, 2 * LINES * 64, values + first_tile / 2 * PANEL, VALUE_PANEL, wide / 16, (last_tile - first_tile) / 2,
                 part.sums, 16, wide}, n);
@@ -394,8 +455,12 @@ struct PairKernel {
       const char* from = (const char*)job.keys + at * SIZE;
       for (int64_t s = 0; s < steps; ++s) {
         __m512i rows[16];
-        for (int64_t k = 0; k < 16; ++k)
-          rows[k] = row_of_32<KV>(from + (k * dim + s * STEP) * SIZE, features(s), scales ? scales[k] : 1.f);
+        const __mmask32 n = features(s);
+        if (KV == Type::bf16 && n == 0xffffffffu)
+          for (int64_t k = 0; k < 16; ++k) rows[k] = _mm512_loadu_si512(from + (k * dim + s * STEP) * SIZE);
+        else
+          for (int64_t k = 0; k < 16; ++k)
+            rows[k] = row_of_32<KV>(from + (k * dim + s * STEP) * SIZE, n, scales ? scales[k] : 1.f);
         turn(rows, keys + (t * steps + s) * PANEL);
       }
     }
