@@ -68,7 +68,7 @@ def test_memory_costs_nothing_until_touched_and_goes_back_with_its_last_view() -
 
 def test_more_than_the_system_has_is_refused_in_a_sentence() -> None:
     for num_bytes in (1 << 60, 1 << 70):
-        with pytest.raises(ConfigError, match="the system refuses .* bytes for the moon"):
+        with pytest.raises(ConfigError, match=r"the system refuses .* bytes for the moon"):
             reserve(num_bytes, "the moon")
 
 

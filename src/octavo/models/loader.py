@@ -50,7 +50,6 @@ _RANDOM_ROWS = 256  # drawn from one seed
 _PROGRESS_BYTES = 512 << 20  # between two lines
 _AHEAD_BYTES = 64 << 20  # that the system is asked to read before they are needed
 _WORTH_KEEPING_BYTES = 16 << 20  # smaller models load as fast from their own files
-_ROOM_TO_READ = 1.25  # of the packed size: with less memory available they are mapped instead
 _QUANTIZED_ENDINGS = (
     ".qweight",
     ".qzeros",
@@ -200,8 +199,7 @@ def _from_packed(ctx: BuildContext, source: WeightSource, key: str, progress: Pr
 
 def _tensors(found: PackedFile, ctx: BuildContext, num_threads: int) -> dict[str, torch.Tensor]:
     device = ctx.memory.device
-    short = ctx.memory_available_bytes < found.num_bytes * _ROOM_TO_READ
-    tensors = found.map() if short and device.type == "cpu" else found.read(num_threads)
+    tensors = found.tensors(num_threads, ctx.memory_available_bytes)
     return tensors if device.type == "cpu" else {name: t.to(device) for name, t in tensors.items()}
 
 

@@ -5,8 +5,9 @@ not the one asked for is told apart before any of it is used; the folder stays w
 memory's speed.
 Does not know: what the tensors are, or when a file may be used again (see `models.fingerprint`).
 
-A file is: the magic number, the length and the CRC-32 of a JSON header, the header, and from the next page on the
-tensors side by side, each on a cache line, exactly as they lie in memory. The header holds the key, the tensors' names,
+A file is: the magic number, the length and the CRC-32 of a JSON header, the header, and from the next 2 MiB on the
+tensors side by side, each on a cache line, exactly as they lie in memory. Written in whole large pages, it is kept in
+such by a kernel whose file system can. The header holds the key, the tensors' names,
 types, shapes and places, and one checksum for each 2 MiB of data: the sum of its 64-bit words, which one core computes
 as fast as it reads (a CRC would take longer than the reading), and which any run of flipped bits or of zeroed or stale
 pages changes.
@@ -33,18 +34,20 @@ import numpy.typing as npt
 import torch
 
 from octavo.base.mapped import Bytes
-from octavo.ops.pages import ALIGNMENT, reserve
+from octavo.ops.pages import ALIGNMENT, large_share, reserve
 
 Sums = npt.NDArray[np.uint64]
 
 MAGIC: Final = b"OCTAVOPK"
-FORMAT: Final = 1
+FORMAT: Final = 2
 SECTION_BYTES: Final = 2 << 20  # read and summed by one thread while it is in the cache
 ENDING: Final = ".packed"
 PARTIAL: Final = ".partial"
 _PAGE: Final = 4096
 _FIXED: Final = len(MAGIC) + 8
 _MAX_HEADER_BYTES: Final = 64 << 20
+_ROOM_TO_READ: Final = 1.25  # of the data's size
+_LARGE_ENOUGH: Final = 0.9  # of a mapped file, in large pages
 _SPARE_DISK_BYTES: Final = 1 << 30  # left free for others
 
 
@@ -81,22 +84,51 @@ class PackedFile:
     places: tuple[_Place, ...]
     sums: Sums
 
-    def read(self, num_threads: int) -> dict[str, torch.Tensor]:
-        """All tensors, in one piece of memory in large pages. Raises `DamagedError` when a checksum is wrong."""
-        memory = reserve(self.num_bytes, "packed weights")
-        room = memory.numpy()
-        with self.path.open("rb", buffering=0) as file, ThreadPoolExecutor(num_threads) as pool:
-            fd = file.fileno()
-            for right in pool.map(lambda section: self._read_section(fd, room, section), range(len(self.sums))):
-                if not right:
-                    raise DamagedError("its content was changed")
-        return self._views(memory)
+    def tensors(self, num_threads: int, memory_available_bytes: int) -> dict[str, torch.Tensor]:
+        """All tensors, in large pages. Raises `DamagedError` when a checksum is wrong.
 
-    def map(self) -> dict[str, torch.Tensor]:
-        """All tensors, mapped: they take no memory that the system could not take back, and are not checked."""
+        Where the kernel keeps the file itself in large pages they are mapped, which takes no time; else they are read
+        into memory of our own, if there is that much, and are mapped as they are if not.
+        """
+        mapped = self._map()
+        first = mapped[self.start : self.start + 2 * SECTION_BYTES]
+        first[::_PAGE].sum()  # touched, they show what the kernel does
+        if large_share(mapped) > 0:
+            self._check(mapped, num_threads)
+            if large_share(mapped) > _LARGE_ENOUGH:
+                return self._views(mapped[self.start :])
+        if memory_available_bytes < self.num_bytes * _ROOM_TO_READ:
+            return self._views(mapped[self.start :])
+        del first, mapped
+        return self._views(self._read(num_threads))
+
+    def _map(self) -> torch.Tensor:
         with self.path.open("rb") as file:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # private: torch wants it writable
-        return self._views(torch.frombuffer(pages, dtype=torch.uint8)[self.start :])
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):
+                pages.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(pages, dtype=torch.uint8)
+
+    def _check(self, mapped: torch.Tensor, num_threads: int) -> None:
+        data = mapped.numpy()[self.start :]
+
+        def right(section: int) -> bool:
+            return _sum(data[section * SECTION_BYTES :][:SECTION_BYTES]) == int(self.sums[section])
+
+        self._each_section(right, num_threads)
+
+    def _read(self, num_threads: int) -> torch.Tensor:
+        memory = reserve(self.num_bytes, "packed weights")
+        room = memory.numpy()
+        with self.path.open("rb", buffering=0) as file:
+            self._each_section(lambda section: self._read_section(file.fileno(), room, section), num_threads)
+        return memory
+
+    def _each_section(self, right: Callable[[int], bool], num_threads: int) -> None:
+        with ThreadPoolExecutor(num_threads) as pool:
+            if not all(pool.map(right, range(len(self.sums)))):
+                raise DamagedError("its content was changed")
 
     def _read_section(self, fd: int, room: Bytes, section: int) -> bool:
         first = section * SECTION_BYTES
@@ -127,7 +159,7 @@ def open_packed(path: Path, key: str) -> PackedFile:
     header = json.loads(text)
     if header["format"] != FORMAT or header["key"] != key:
         raise DamagedError("it was made for something else")
-    start = _page_after(_FIXED + length)
+    start = _section_after(_FIXED + length)
     if size != start + header["num_bytes"]:
         raise DamagedError(f"it has {size} bytes instead of {start + header['num_bytes']}")
     places = tuple(_Place(n, getattr(torch, d), tuple(s), o) for n, d, s, o in header["tensors"])
@@ -141,8 +173,8 @@ def _sum(data: Bytes) -> int:
     return (total + int.from_bytes(data[words * 8 :].tobytes(), "little")) % (1 << 64)
 
 
-def _page_after(offset: int) -> int:
-    return -(-offset // _PAGE) * _PAGE
+def _section_after(offset: int) -> int:
+    return -(-offset // SECTION_BYTES) * SECTION_BYTES
 
 
 # ---- writing ------------------------------------------------------------------------------------
@@ -216,7 +248,7 @@ def _fill(
         return MAGIC + len(text).to_bytes(4, "little") + zlib.crc32(text).to_bytes(4, "little") + text
 
     sums = np.zeros(num_sections, np.uint64)
-    start = _page_after(len(header(sums)))  # the same for any sums
+    start = _section_after(len(header(sums)))  # the same for any sums
     os.ftruncate(fd, 0)
     for index, data in enumerate(_sections(tensors, places)):
         if stopped():
@@ -310,7 +342,7 @@ class PackedFolder:
         for path in self.folder.glob(f"*{ENDING}"):
             with suppress(FileNotFoundError):
                 found = path.stat()
-                files.append((found.st_mtime, found.st_size, path))
+                files.append((found.st_mtime, found.st_blocks * 512, path))
         total = num_bytes + sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if total <= self._max_bytes:

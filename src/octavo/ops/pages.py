@@ -53,6 +53,25 @@ def gives_huge_pages() -> bool:
         return False
 
 
+def large_share(tensor: torch.Tensor) -> float:
+    """How much of the mapping that a tensor lies in is in large pages, of its own or of a file; 0 where nobody says."""
+    inside, size, large = False, 1, 0
+    try:
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+    except OSError:
+        return 0.0
+    for line in lines:
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):
+            low, _, high = name.partition("-")
+            inside = int(low, 16) <= tensor.data_ptr() < int(high, 16)
+        elif inside and name == "Size:":
+            size = int(rest.split()[0])
+        elif inside and name in ("AnonHugePages:", "FilePmdMapped:", "ShmemPmdMapped:"):
+            large += int(rest.split()[0])
+    return large / size
+
+
 class PageArena:
     """Many small pieces side by side in large pages.
 
