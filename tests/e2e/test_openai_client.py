@@ -20,12 +20,12 @@ def test_the_embedded_model_is_served_by_its_name(server):
 def test_chat_plain_and_streamed_agree(server):
     body = {
         "model": server.model,
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "messages": [{"role": "user", "content": "What is 2+2?"}],
         "temperature": 0,
         "max_tokens": 24,
     }
     plain = server.openai.chat.completions.create(**body)
-    assert "Paris" in plain.choices[0].message.content
+    assert "4" in plain.choices[0].message.content
     assert plain.usage.completion_tokens > 0
     stream = server.openai.chat.completions.create(**body, stream=True, stream_options={"include_usage": True})
     chunks = list(stream)

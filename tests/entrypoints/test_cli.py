@@ -223,7 +223,7 @@ class Terminal:
         if self.pid == 0:
             os.execv(sys.executable, [sys.executable, "-m", "octavo.entrypoints.cli", "chat", *args])
 
-    def until(self, words, timeout_s=60):
+    def until(self, words, timeout_s=180):
         """Read up to these words; what follows them is kept for the next time."""
         end = time.monotonic() + timeout_s
         while words not in self.unread:
