@@ -71,7 +71,9 @@ class Setting:
         self.layers = max(1, min(32, CYCLED_BYTES // layer_bytes))
         memory = reserve(self.layers * layer_bytes, "the benchmark's cache")
         memory.copy_(torch.randint(56, 62, memory.shape, dtype=torch.uint8))
-        flat = memory.view(need.kv_dtype).view(self.layers, 1 + rows * width, 2, need.num_kv_heads, BLOCK, need.head_dim)
+        flat = memory.view(need.kv_dtype).view(
+            self.layers, 1 + rows * width, 2, need.num_kv_heads, BLOCK, need.head_dim
+        )
         self.bindings = [LayerBinding(key=x[:, 0], value=x[:, 1], group=0) for x in flat]
         spec = FullAttentionSpec(
             block_size=BLOCK, num_kv_heads=need.num_kv_heads, head_dim=need.head_dim, dtype=dtype_name(need.kv_dtype)
@@ -115,13 +117,22 @@ class Setting:
 def decode(heads: int, kv_heads: int, dim: int, rows: int, context: int) -> Case:
     made = Setting(heads_need(heads, kv_heads, dim), rows, 1, context)
     amount = rows * (context + 1) * kv_heads * dim * 4.0
-    return Case("decode", f"{heads}/{kv_heads}x{dim} rows {rows} ctx {context}", made.native, made.dense(), amount, made.layers)
+    return Case(
+        "decode", f"{heads}/{kv_heads}x{dim} rows {rows} ctx {context}", made.native, made.dense(), amount, made.layers
+    )
 
 
 def prefill(heads: int, kv_heads: int, dim: int, tokens: int, context: int) -> Case:
     made = Setting(heads_need(heads, kv_heads, dim), 1, tokens, context)
     amount = 4.0 * heads * dim * (tokens * context + tokens * (tokens + 1) / 2)
-    return Case("prefill", f"{heads}/{kv_heads}x{dim} new {tokens} ctx {context}", made.native, made.dense(), amount, made.layers)
+    return Case(
+        "prefill",
+        f"{heads}/{kv_heads}x{dim} new {tokens} ctx {context}",
+        made.native,
+        made.dense(),
+        amount,
+        made.layers,
+    )
 
 
 def cascade(heads: int, kv_heads: int, dim: int, rows: int, shared: int, own: int) -> Case:
@@ -132,7 +143,14 @@ def cascade(heads: int, kv_heads: int, dim: int, rows: int, shared: int, own: in
     apart.plan.share_prefixes(False)
     apart.plan = apart.builder.plan(apart.batch)
     amount = (shared + rows * own) * kv_heads * dim * 4.0
-    return Case("cascade", f"{heads}/{kv_heads}x{dim} rows {rows} shared {shared} own {own}", made.native, apart.native, amount, made.layers)
+    return Case(
+        "cascade",
+        f"{heads}/{kv_heads}x{dim} rows {rows} shared {shared} own {own}",
+        made.native,
+        apart.native,
+        amount,
+        made.layers,
+    )
 
 
 def cases(groups: Sequence[str] = GROUPS) -> "list[Callable[[], Case]]":
