@@ -25,6 +25,15 @@ struct Peak {
   bool number;  // no element is NaN
 };
 
+// Asks for what will be read 8 KiB later: hardware stops guessing at every page's end. Half again as quick
+// for logits that come from the third cache. It may lie past the row.
+template <class T>
+OCTAVO_INLINE void fetch(const T* x) {
+  constexpr int AHEAD = 8192, LINE = 64;
+  for (int at = 0; W > 1 && at < 2 * W * int(sizeof(T)); at += LINE)
+    __builtin_prefetch((const char*)((uintptr_t)x + AHEAD + at), 0, 3);
+}
+
 // tops [num_blocks(n)]: the largest of each block.
 template <class T>
 static Peak find_peak(const T* x, int64_t n, float* tops) {
@@ -36,6 +45,7 @@ static Peak find_peak(const T* x, int64_t n, float* tops) {
     F top = all(-INFINITY);
     if (count == BLOCK) {
       for (int64_t i = 0; i < BLOCK; i += 2 * W) {
+        fetch(from + i);
         const F u = load(from + i), v = load(from + i + W);
         odd |= unordered(u, v);
         top = max(top, max(u, v));

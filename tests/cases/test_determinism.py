@@ -1,4 +1,9 @@
-"""A seed decides an answer, whoever runs beside it: SED-01, SED-03."""
+"""A seed decides an answer, whoever runs beside it: SED-01, SED-03.
+
+In float32, and again in bfloat16 on the native kernels, whose sums do not depend on how many rows there are.
+"""
+
+from importlib.util import find_spec
 
 import pytest
 
@@ -7,8 +12,37 @@ from tests.support.clients import together
 from tests.support.live import live
 from tests.support.prompts import prompts
 
+needs_core = pytest.mark.skipif(find_spec("octavo._native") is None, reason="the native core was not built")
+SMALL = ["float32", pytest.param("bfloat16", marks=needs_core)]
+REAL = ["float32", pytest.param("bfloat16", marks=[needs_core, pytest.mark.slow])]
 ASK = {"temperature": 0.8, "max_tokens": 32, "ignore_eos": True}
 PROMPT = "The old violin in the attic"
+
+
+@pytest.fixture(scope="module", params=SMALL)
+def dtype(request):
+    """What the small model computes in."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def small(request, dtype):
+    """`tiny-llama`."""
+    if dtype == "float32":
+        yield request.getfixturevalue("tiny")
+        return
+    with live(checkpoints.tiny_llama(dtype=dtype), dtype=dtype, num_kv_blocks=4096, num_threads=1) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=REAL)
+def real(request, chat_path):
+    """`chat135m`."""
+    if request.param == "float32":
+        yield request.getfixturevalue("chat135m")
+        return
+    with live(chat_path, dtype=request.param, max_model_len=2048, num_kv_blocks=1024, num_threads=1) as server:
+        yield server
 
 
 def drawn(server, prompt=PROMPT, seed=42, **body):
@@ -35,40 +69,40 @@ COMPANY = {
 }
 
 
-def test_sed01_a_seeded_answer_of_the_real_model_is_the_same_in_any_company(chat135m):
+def test_sed01_a_seeded_answer_of_the_real_model_is_the_same_in_any_company(real):
     def ask():
-        return drawn(chat135m)
+        return drawn(real)
 
     alone = ask()
-    found = together([ask, *neighbours(chat135m, COMPANY["both"], max_tokens=16), ask])
+    found = together([ask, *neighbours(real, COMPANY["both"], max_tokens=16), ask])
     assert (found[0], found[-1]) == (alone, alone)
-    assert chat135m.streamed_text(PROMPT, seed=42, **ASK) == alone
-    together([lambda p=p: chat135m.text(p, max_tokens=1, temperature=1) for p in prompts(50)])
+    assert real.streamed_text(PROMPT, seed=42, **ASK) == alone
+    together([lambda p=p: real.text(p, max_tokens=1, temperature=1) for p in prompts(50)])
     assert ask() == alone
 
 
 @pytest.mark.parametrize("name", COMPANY)
-def test_sed01_a_seeded_answer_is_the_same_in_any_company(tiny, name):
+def test_sed01_a_seeded_answer_is_the_same_in_any_company(small, name):
     def ask():
-        return drawn(tiny)
+        return drawn(small)
 
     alone = ask()
-    assert together([ask, *neighbours(tiny, COMPANY[name])])[0] == alone
-    assert together([*neighbours(tiny, COMPANY[name]), ask])[-1] == alone
+    assert together([ask, *neighbours(small, COMPANY[name])])[0] == alone
+    assert together([*neighbours(small, COMPANY[name]), ask])[-1] == alone
     assert together([ask, ask]) == [alone, alone]
-    assert tiny.streamed_text(PROMPT, seed=42, **ASK) == alone
+    assert small.streamed_text(PROMPT, seed=42, **ASK) == alone
 
 
-def test_sed01_other_seeds_and_no_seed_give_other_answers(chat135m):
+def test_sed01_other_seeds_and_no_seed_give_other_answers(real):
     short = {"max_tokens": 4}
     few = prompts(10)
     first, second, none = (
-        together([lambda p=p, s=seed: drawn(chat135m, p, s, **short) for p in few]) for seed in (42, 43, None)
+        together([lambda p=p, s=seed: drawn(real, p, s, **short) for p in few]) for seed in (42, 43, None)
     )
     assert first != second
     assert first != none
     assert second != none
-    assert len(set(together([lambda s=s: drawn(chat135m, PROMPT, s, **short) for s in range(8)]))) > 1
+    assert len(set(together([lambda s=s: drawn(real, PROMPT, s, **short) for s in range(8)]))) > 1
 
 
 SERVERS = {
@@ -80,6 +114,7 @@ SERVERS = {
     "preempted": {"num_kv_blocks": 14, "max_model_len": 160, "kv_watermark": 0},
     "another engine seed": {"seed": 99},
     "other blocks": {"block_size": 32},
+    "two threads": {"num_threads": 2},
     "all at once": {"num_kv_blocks": 14, "max_model_len": 160, "max_num_batched_tokens": 20, "async_scheduling": True},
 }
 SEEDS = [0, 1, 42, 43, 2**31, 2**63 - 1, -7, 2**32 + 42]
@@ -98,17 +133,17 @@ def batch(server):
 
 
 @pytest.fixture(scope="module")
-def one_by_one():
+def one_by_one(dtype):
     """The same eight requests, each alone on a server that was just started."""
-    with live(checkpoints.tiny_llama(), num_kv_blocks=256, num_threads=1) as server:
+    with live(checkpoints.tiny_llama(dtype=dtype), dtype=dtype, num_kv_blocks=256, num_threads=1) as server:
         ways = list(SAMPLING.values()) * 2
         return [drawn(server, "A page", s, **w) for s, w in zip(SEEDS, ways, strict=True)]
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_sed01_a_seeded_answer_is_the_same_on_every_server(one_by_one, name):
-    options = {"num_kv_blocks": 256, **SERVERS[name]}
-    with live(checkpoints.tiny_llama(), num_threads=1, **options) as server:
+def test_sed01_a_seeded_answer_is_the_same_on_every_server(one_by_one, dtype, name):
+    options = {"num_kv_blocks": 256, "num_threads": 1, "dtype": dtype, **SERVERS[name]}
+    with live(checkpoints.tiny_llama(dtype=dtype), **options) as server:
         assert batch(server) == one_by_one
         assert together([*neighbours(server, [None] * 6), lambda: batch(server)])[-1] == one_by_one
         if "num_kv_blocks" in SERVERS[name]:
@@ -116,25 +151,25 @@ def test_sed01_a_seeded_answer_is_the_same_on_every_server(one_by_one, name):
     assert len(set(one_by_one)) == len(one_by_one)
 
 
-def test_sed01_the_seed_counts_in_every_bit(tiny):
-    assert len({drawn(tiny, "A page", seed, max_tokens=12) for seed in SEEDS}) == len(SEEDS)
+def test_sed01_the_seed_counts_in_every_bit(small):
+    assert len({drawn(small, "A page", seed, max_tokens=12) for seed in SEEDS}) == len(SEEDS)
 
 
-def test_sed01_the_number_minus_one_stands_for_no_seed(tiny):
-    found = [drawn(tiny, "A page", -1, max_tokens=12) for _ in range(4)]
+def test_sed01_the_number_minus_one_stands_for_no_seed(small):
+    found = [drawn(small, "A page", -1, max_tokens=12) for _ in range(4)]
     assert len(set(found)) > 1
 
 
-def test_sed01_answers_without_a_seed_differ_within_one_batch(tiny):
-    assert len(set(together([lambda: drawn(tiny, "A page", None)] * 8))) == 8
+def test_sed01_answers_without_a_seed_differ_within_one_batch(small):
+    assert len(set(together([lambda: drawn(small, "A page", None)] * 8))) == 8
 
 
-def test_sed01_a_chat_is_as_repeatable(tiny):
+def test_sed01_a_chat_is_as_repeatable(small):
     def ask():
-        return tiny.chat("Hello", **ASK, seed=11)["choices"][0]["message"]["content"]
+        return small.chat("Hello", **ASK, seed=11)["choices"][0]["message"]["content"]
 
     alone = ask()
-    assert together([ask, *neighbours(tiny, [None] * 5), ask]).count(alone) == 2
+    assert together([ask, *neighbours(small, [None] * 5), ask]).count(alone) == 2
 
 
 # ---- SED-03 ----------------------------------------------------------------------------------
@@ -157,46 +192,46 @@ def four_streamed(server, prompt=PROMPT, n=4, **body):
     return texts
 
 
-def test_sed03_answers_to_one_seed_differ_and_come_again(chat135m):
-    first = four(chat135m, max_tokens=12)
+def test_sed03_answers_to_one_seed_differ_and_come_again(real):
+    first = four(real, max_tokens=12)
     assert len(set(first)) > 1
-    assert four(chat135m, max_tokens=12) == first
-    assert four_streamed(chat135m, max_tokens=12) == first
-    assert four(chat135m, max_tokens=12, seed=2) != first
+    assert four(real, max_tokens=12) == first
+    assert four_streamed(real, max_tokens=12) == first
+    assert four(real, max_tokens=12, seed=2) != first
 
 
-def test_sed03_every_answer_is_its_own_and_does_not_depend_on_how_many_there_are(tiny):
-    first = four(tiny, n=8)
+def test_sed03_every_answer_is_its_own_and_does_not_depend_on_how_many_there_are(small):
+    first = four(small, n=8)
     assert len(set(first)) == 8
-    assert four(tiny, n=8) == first
-    assert four_streamed(tiny, n=8) == first
-    assert four(tiny, n=3) == first[:3]
-    assert four(tiny, n=1) == first[:1]
-    assert together([lambda: four(tiny, n=8), *neighbours(tiny, [None] * 5)])[0] == first
+    assert four(small, n=8) == first
+    assert four_streamed(small, n=8) == first
+    assert four(small, n=3) == first[:3]
+    assert four(small, n=1) == first[:1]
+    assert together([lambda: four(small, n=8), *neighbours(small, [None] * 5)])[0] == first
 
 
-def test_sed03_the_answers_of_one_seed_are_not_those_of_the_next(tiny):
+def test_sed03_the_answers_of_one_seed_are_not_those_of_the_next(small):
     """Choice i of seed s is no choice of seed s + 1: numbers that are added up would collide."""
-    every = [text for seed in range(5, 11) for text in four(tiny, seed=seed)]
+    every = [text for seed in range(5, 11) for text in four(small, seed=seed)]
     assert len(set(every)) == len(every)
 
 
-def test_sed03_several_prompts_with_several_answers(tiny):
+def test_sed03_several_prompts_with_several_answers(small):
     texts = prompts(3)
-    whole = four(tiny, prompt=texts[0]) + four(tiny, prompt=texts[1]) + four(tiny, prompt=texts[2])
-    choices = tiny.complete(texts, **{**ASK, "temperature": 1.2, "seed": 1, "n": 4})["choices"]
+    whole = four(small, prompt=texts[0]) + four(small, prompt=texts[1]) + four(small, prompt=texts[2])
+    choices = small.complete(texts, **{**ASK, "temperature": 1.2, "seed": 1, "n": 4})["choices"]
     assert [c["index"] for c in choices] == list(range(12))
     assert [c["text"] for c in choices] == whole
 
 
-def test_sed03_without_a_seed_answers_differ_too(tiny):
-    found = [four(tiny, seed=None), four(tiny, seed=None)]
+def test_sed03_without_a_seed_answers_differ_too(small):
+    found = [four(small, seed=None), four(small, seed=None)]
     assert len({text for texts in found for text in texts}) == 8
 
 
-def test_sed03_answers_of_a_chat(tiny):
+def test_sed03_answers_of_a_chat(small):
     def ask():
-        answer = tiny.chat("Hello", **{**ASK, "temperature": 1.2, "seed": 1, "n": 4})
+        answer = small.chat("Hello", **{**ASK, "temperature": 1.2, "seed": 1, "n": 4})
         return [choice["message"]["content"] for choice in answer["choices"]]
 
     first = ask()
@@ -205,6 +240,7 @@ def test_sed03_answers_of_a_chat(tiny):
 
 
 @pytest.mark.parametrize("options", [{"num_kv_blocks": 14, "max_model_len": 160}, {"enable_prefix_caching": False}])
-def test_sed03_preempted_answers_and_answers_that_share_no_blocks(tiny, options):
-    with live(checkpoints.tiny_llama(), **{"num_threads": 1, "num_kv_blocks": 256, **options}) as server:
-        assert four(server, n=6) == four(tiny, n=6)
+def test_sed03_preempted_answers_and_answers_that_share_no_blocks(small, dtype, options):
+    more = {"num_threads": 1, "num_kv_blocks": 256, "dtype": dtype, **options}
+    with live(checkpoints.tiny_llama(dtype=dtype), **more) as server:
+        assert four(server, n=6) == four(small, n=6)

@@ -33,6 +33,11 @@ class ModelConfig:
     )
     max_model_len: int | None = option(None, "Longest prompt plus answer; the model's own limit, fitted to the memory.", unit="tokens", kind="count")  # fmt: skip
     seed: int = option(0, "Seed from which requests without one derive theirs.")
+    logprobs_mode: str = option(
+        "raw_logprobs",
+        "What is given as log-probabilities: the model's own, or what masks, penalties, temperature and truncation left of them; or the logits themselves.",
+        choices=("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"),
+    )
     chat_template: str | None = option(
         None, "Chat template: a file, or the text itself; the model's own when not given.", kind="path"
     )

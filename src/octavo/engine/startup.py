@@ -147,6 +147,7 @@ def worker_config(
         quantization=plan_quantization(config.model.quantization, facts, device),
         plugins=plugins,
         sample_vocab_size=sample_vocab_size,
+        logprobs_mode=config.model.logprobs_mode,
         kernels=config.device.kernels,
     )
 

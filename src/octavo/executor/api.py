@@ -34,6 +34,7 @@ class WorkerConfig:
     weight_cache: str | None = None  # folder of packed weights; None: neither read nor written
     weight_cache_bytes: int = 0  # that the folder may hold
     sample_vocab_size: int | None = None  # ids from here on are never sampled; None: the model's whole vocabulary
+    logprobs_mode: str = "raw_logprobs"  # one of `sampling.logprobs.LogprobsMode`
     kernels: str = "auto"  # or "reference", or a level of the native core
 
 

@@ -21,6 +21,7 @@ from octavo.models.packed import PackedFolder, Writing
 from octavo.ops.kernels import Kernels
 from octavo.ops.kernels import choose as choose_kernels
 from octavo.platforms import api as platforms
+from octavo.sampling.logprobs import LogprobsMode
 from octavo.worker.recorded import RecordedForward
 from octavo.worker.seams import EagerForward, LateParts
 from octavo.worker.worker import Worker, WorkerLimits, WorkerSeams
@@ -116,6 +117,8 @@ class HostedWorker:
             max_num_batched_tokens=config.max_num_batched_tokens,
             seed=config.seed,
             sample_vocab_size=config.sample_vocab_size,
+            logprobs_mode=LogprobsMode(config.logprobs_mode),
+            native_sampling=not kernels.forced,
         )
         self._worker = Worker(limits, probe=prober, seams=seams)
         self._writing: Writing | None = None

@@ -17,6 +17,7 @@ from octavo.base.kvspec import KVLayout, KVSpec, dtype_bytes
 from octavo.base.params import SamplingParams
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.config.facts import DeviceFacts, ModelFacts
+from octavo.sampling.logprobs import LogprobsMode
 from octavo.sampling.sampler import LogitsProcessor
 from octavo.worker import dummy
 from octavo.worker.batch import InputBatcher
@@ -51,6 +52,8 @@ class WorkerLimits:
     max_num_batched_tokens: int
     seed: int = 0  # from which requests without one derive theirs
     sample_vocab_size: int | None = None  # ids from here on are never sampled; None: the model's whole vocabulary
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
+    native_sampling: bool = True  # on a CPU, where the core is there
 
 
 class Loaded(Protocol):
@@ -215,7 +218,8 @@ class Worker:
             vocab_limit=min(vocab, limits.sample_vocab_size or vocab),
             seed=limits.seed,
             processors=seams.processors,
-            native=self._device.type == "cpu",
+            mode=limits.logprobs_mode,
+            native=limits.native_sampling and self._device.type == "cpu",
         )
         model: Model = loaded.model
         return RunnerParts(
