@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,21 @@ def test_the_options_choose_works_models_widths_and_peers(home: Path):
     assert plan.models[0].gguf["int4"] == home / "models/gguf/smollm2-135m-bf16.q4_0.gguf"
 
 
+def test_more_arguments_for_an_engine_follow_its_own(home: Path):
+    plan = make_plan(
+        parsed(
+            "--peers-dir", str(home), "--peer-args", "llamacpp=-np 8 --alias 'a b'", "--peer-args", "llamacpp=-fa off"
+        )
+    )
+    assert plan.extra_args == {"llamacpp": ("-np", "8", "--alias", "a b", "-fa", "off")}
+
+
+def test_more_arguments_reach_the_command(model: Model):
+    plan = replace(plan_of(model, [FakePeer("octavo"), FakePeer("other")], "W1"), extra_args={"other": ("--refuse",)})
+    book, _ = compared(plan, send=run_load)
+    assert {r.peer: r.error is None for r in book.runs} == {"octavo": True, "other": False}
+
+
 @pytest.mark.parametrize(("mode", "names"), [("eager", ["vllm-eager"]), ("compiled", ["vllm"])])
 def test_the_mode_of_vllm_chooses_its_peers(home: Path, mode: str, names: list[str]):
     plan = make_plan(parsed("--peers-dir", str(home), "--peers", "vllm", "--vllm-mode", mode))
@@ -309,6 +325,7 @@ def test_the_mode_of_vllm_chooses_its_peers(home: Path, mode: str, names: list[s
         (("--rounds", "0"), "--rounds must be at least 1"),
         (("--folder", "smollm2"), "--folder takes NAME=DIR"),
         (("--models", "1b"), "does not describe"),
+        (("--peer-args", "sglang=--x"), "--peer-args takes NAME=ARGS"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(home: Path, args: tuple[str, ...], message: str):

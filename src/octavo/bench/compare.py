@@ -9,13 +9,14 @@ import argparse
 import contextlib
 import os
 import platform
+import shlex
 import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -55,6 +56,7 @@ class Plan:
     start_timeout_s: float
     answer_timeout_s: float
     logs: Path
+    extra_args: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by peer
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +75,13 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, default=3, metavar="N", help="turns of every engine (default: 3)")
     add("--peers-dir", default="~/peers", metavar="DIR", help="where scripts/peers/setup.sh put the engines and models")
     add("--folder", action="append", default=[], metavar="NAME=DIR", help="folder of a model; may be repeated")
+    add(
+        *("--peer-args",),
+        action="append",
+        default=[],
+        metavar="NAME=ARGS",
+        help="more arguments for an engine's server, after those it has, to try what is best; may be repeated",
+    )
     add("--out", metavar="FILE", help="write every measurement and sample here, a JSON object a line")
     add("--append", action="store_true", help="go on with --out: what it has is not measured again")
     add("--table", action="store_true", help="measure nothing; print the table of --out")
@@ -111,6 +120,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         start_timeout_s=args.start_timeout_s,
         answer_timeout_s=args.answer_timeout_s,
         logs=home / "logs",
+        extra_args=_extra_args(args.peer_args),
     )
 
 
@@ -139,6 +149,18 @@ def _peers(args: argparse.Namespace, home: Path) -> list[Peer]:
     }
     names = _names("--peers", args.peers, ("octavo", "vllm", "llamacpp", "transformers"))
     return [made[peer] for name in names for peer in (VLLM_MODES[args.vllm_mode] if name == "vllm" else (name,))]
+
+
+def _extra_args(pairs: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Arguments by peer from `NAME=ARGS`, split as a shell splits them."""
+    known = ("octavo", *VLLM_MODES["both"], "llamacpp", "transformers")
+    found: dict[str, tuple[str, ...]] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or name not in known:
+            raise ConfigError(f"--peer-args takes NAME=ARGS with NAME one of {', '.join(known)}, got {pair!r}.")
+        found[name] = (*found.get(name, ()), *shlex.split(text))
+    return found
 
 
 def _names(option: str, text: str, known: Sequence[str]) -> list[str]:
@@ -227,6 +249,7 @@ class Comparison:
         for path in peer.files(model, width):
             _read_through(path)
         launch = peer.launch(model, width, need, free_port())
+        launch = replace(launch, command=(*launch.command, *self._plan.extra_args.get(peer.name, ())))
         log = self._plan.logs / f"{peer.name}-{model.name}-{width}-{need.slots}x{need.tokens_per_slot}-{round_}.log"
         place = Run(work="", model=model.name, width=width, peer=peer.name, round=round_)
         try:
