@@ -43,10 +43,13 @@ def write_gguf(
     path: Path,
     *,
     quant: str = "F32",
+    quants: Mapping[str, str] | None = None,
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
     """Convert a folder with one safetensors file; matrices are stored as `quant`, vectors as F32.
+
+    `quants` gives those whose name has a part another type: {"v_proj": "Q8_0"}.
 
     `metadata` and `tensors` are added under their own names.
     """
@@ -67,12 +70,14 @@ def write_gguf(
     writer.add_eos_token_id(config["eos_token_id"])
     for key, value in (metadata or {}).items():
         kind = gguf.GGUFValueType.get_type(value)
-        writer.add_key_value(key, value, kind, gguf.GGUFValueType.FLOAT32 if isinstance(value, list) else None)
+        inner = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
+        writer.add_key_value(key, value, kind, inner)
     for name, tensor in load_file(folder / "model.safetensors").items():
         values = tensor.float()
         if arch == "llama" and (".q_proj." in name or ".k_proj." in name):
             values = _pairs_side_by_side(values, heads if ".q_proj." in name else kv_heads)
-        kind = gguf.GGMLQuantizationType[quant if values.dim() == 2 else "F32"]
+        found = [other for part, other in (quants or {}).items() if part in name]
+        kind = gguf.GGMLQuantizationType[(found or [quant])[0] if values.dim() == 2 else "F32"]
         writer.add_tensor(_gguf_name(name), gguf.quantize(values.numpy(), kind), raw_dtype=kind)
     for name, array in (tensors or {}).items():
         writer.add_tensor(name, array)

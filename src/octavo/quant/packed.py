@@ -76,7 +76,8 @@ class PackedLinear(nn.Module):
         self._make, self._as_floats = multiply, as_floats
         self._names: tuple[str, ...] = ()
         self._pieces: list[tuple[str, Piece, Share]] = []
-        self._multiply: PackedMultiply | StoredLinear | None = None
+        # In a tuple, so that a layer of floats is not counted as a child and finished again.
+        self._made: tuple[PackedMultiply | StoredLinear, ...] = ()
 
     def named(self, names: tuple[str, ...]) -> None:
         """Its names in a checkpoint: one for each shard. Called once, before anything else."""
@@ -95,16 +96,17 @@ class PackedLinear(nn.Module):
         self._pieces.append((parameter, as_piece(piece), share))
 
     def finish(self) -> None:
-        if self._multiply is not None:
+        if self._made:
             raise RuntimeError("finish() was called twice on a weight")
         kinds = [self._packing.kind(pieces, share, self._names) for pieces, share in self._shards()]
         if None in kinds:
-            self._multiply = self._floats()
-            self._multiply.finish()
+            floats = self._floats()
+            floats.finish()
+            self._made = (floats,)
         else:
             parts = [self._part(kind or "", *shard) for kind, shard in zip(kinds, self._shards(), strict=True)]
             shape = self._shape
-            self._multiply = self._make([*parts, *self._rest(parts)], shape.in_features, self._bias(), shape.out_dtype)
+            self._made = (self._make([*parts, *self._rest(parts)], shape.in_features, self._bias(), shape.out_dtype),)
         for _, piece, _ in self._pieces:
             piece.forget()
         self._pieces.clear()
@@ -153,8 +155,8 @@ class PackedLinear(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        if self._multiply is not None:
-            return self._multiply.num_bytes
+        if self._made:
+            return self._made[0].num_bytes
         shape, shards = self._shape, self._shards()
         kinds = [self._packing.kind(pieces, share, self._names) for pieces, share in shards]
         if not shards:
@@ -173,10 +175,10 @@ class PackedLinear(nn.Module):
         return rows * inputs  # the reference keeps a byte for each number
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        if self._multiply is None:
+        if not self._made:
             raise RuntimeError("state() was called before finish()")
-        state = self._multiply.state()
-        is_floats = isinstance(self._multiply, nn.Module)
+        state = self._made[0].state()
+        is_floats = isinstance(self._made[0], nn.Module)
         return {f"floats.{name}": tensor for name, tensor in state.items()} if is_floats else state
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -184,16 +186,16 @@ class PackedLinear(nn.Module):
         if any(name.startswith("floats.") for name in state):
             floats = self._as_floats()
             floats.restore({name.removeprefix("floats."): tensor for name, tensor in state.items()})
-            self._multiply = floats
+            self._made = (floats,)
         elif isinstance(self._make, SizedPacking):
-            self._multiply = self._make.restore(state, shape.in_features, shape.out_features, shape.out_dtype)
+            self._made = (self._make.restore(state, shape.in_features, shape.out_features, shape.out_dtype),)
         else:
             raise ValueError("packed weights cannot be taken back here")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self._multiply is None:
+        if not self._made:
             raise RuntimeError("a linear layer was used before finish(); call models.build.finish(model) after loading")
-        return self._multiply(x)
+        return self._made[0](x)
 
 
 def floats_of(scheme: LinearScheme, shape: Shape, out_dtype: torch.dtype | None) -> Callable[[], StoredLinear]:
