@@ -184,6 +184,11 @@ class Recording:
         self.tape.replay(num_tokens)
         return self._hidden[:num_tokens]
 
+    def timed_replay(self, num_tokens: int) -> tuple[Tensor, list[float]]:
+        """As `replay`, with the seconds that each of the tape's calls took."""
+        seconds = self.tape.timed_replay(num_tokens)
+        return self._hidden[:num_tokens], seconds
+
 
 class RecordedForward:
     """Replays a recording where there can be one, else calls the model.
