@@ -39,11 +39,7 @@ static void multiply_panels(const QPart& part, int64_t begin, int64_t end, const
   if (x.by_row && x.rows >= TILES_INT8) return tiles_int8(part, begin, end, x, to, scratch_for_weights());
   if (!x.by_row && x.rows >= TILES_GROUPED) {
     with_grouped(QKind(part.kind), [&](auto form) {
-      using Form = decltype(form);
-      char* room = scratch_for_weights().room(size_t(Opened<Form>::bytes(x.groups)));
-      TileConfig(Form::SPAN / 4).use();
-      for (int64_t p = begin; p < end; ++p) tiles_grouped<Form, T>(packed + p * size, p * PANEL, x, to, room);
-      _tile_release();
+      tiles_grouped<decltype(form), T>(part, begin, end, x, to, scratch_for_weights());
     });
     return;
   }

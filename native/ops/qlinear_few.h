@@ -57,7 +57,7 @@ static void few_int8(const uint8_t* panel, const float* scales, const Activation
       const int64_t at_o = o + h * 16 + v * W;
       const F scale = load(scales + at_o), bias = Results<T>::bias_of(to, at_o);
       for (int r = 0; r < R; ++r) {
-        const I whole = OFFSET8 ? sub_int(sum[r][h][v], all_int(OFFSET8 * x.sum[row + r])) : sum[r][h][v];
+        const I whole = OFFSET8 ? sub_int(sum[r][h][v], all_int(x.sum[row + r])) : sum[r][h][v];
         Results<T>::put(to, row + r, at_o, scaled_by_row(whole, scale, x.scale[row + r], bias));
       }
     }

@@ -71,12 +71,15 @@ template <class T>
 static void put_tiles(const int32_t* sums, const float* scales, const Activations& x, int64_t row, int64_t o,
                       const Results<T>& to) {
   const int64_t rows = x.rows - row < ROWS ? x.rows - row : ROWS;
-  for (int h = 0; h < 2; ++h) {
-    const int64_t at_o = o + h * 16;
-    const F scale = load(scales + at_o), bias = Results<T>::bias_of(to, at_o);
-    for (int64_t r = 0; r < rows; ++r) {
-      const I whole = sub_int(_mm512_load_si512(sums + h * 256 + r * 16), all_int(OFFSET8 * x.sum[row + r]));
-      Results<T>::put(to, row + r, at_o, scaled_by_row(whole, scale, x.scale[row + r], bias));
+  const F scale[2] = {load(scales + o), load(scales + o + 16)};
+  const F bias[2] = {Results<T>::bias_of(to, o), Results<T>::bias_of(to, o + 16)};
+  const Left columns[2] = {first(to.columns - o), first(to.columns - o - 16)};
+  for (int64_t r = 0; r < rows; ++r) {
+    const I offset = all_int(x.sum[row + r]);
+    T* out = to.out + (row + r) * to.stride + o;
+    for (int h = 0; h < 2; ++h) {
+      const I whole = sub_int(_mm512_load_si512(sums + h * 256 + r * 16), offset);
+      store(out + h * 16, scaled_by_row(whole, scale[h], x.scale[row + r], bias[h]), columns[h]);
     }
   }
 }
@@ -103,8 +106,10 @@ static void tiles_int8(const QPart& part, int64_t begin, int64_t end, const Acti
             const int64_t chunks = last - c < INNER ? last - c : INNER;
             for (int64_t b = 0; b < blocks; b += 2) {
               const int8_t* at = of_x + b * x_block + c * ROWS * TILE_K;
-              if (b == 0)
-                for (int64_t i = 0; i < chunks * 2048; i += 64) ask_for(weights + c * 2048 + chunks * 2048 + i);
+              // the weights of the next step, a share of them at each block of rows
+              const int64_t share = blocks_of(chunks * 32, (blocks + 1) / 2) * 64;
+              const uint8_t* next = weights + (c + chunks) * 2048 + b / 2 * share;
+              for (int64_t i = 0; i < share; i += 64) __builtin_prefetch(next + i, 0, 2);
               if (b + 1 < blocks)
                 tile_sums<true>(weights + c * 2048, at, x_block, chunks, mine + b * 512, c == 0);
               else
@@ -213,12 +218,28 @@ static void tile_block(const Opened<Form>& half, const uint8_t* panel, int h, co
     if (r < rows) Results<T>::put(to, row + r, o, y[r]);
 }
 
+constexpr int64_t GROUPED_BYTES_AT_ONCE = 512 << 10;  // of activations, that stay in the second cache
+
+// Panels `begin` .. `end` of one part times all rows.
 template <class Form, class T>
-static void tiles_grouped(const uint8_t* panel, int64_t o, const Activations& x, const Results<T>& to, char* room) {
-  for (int h = 0; h < 2; ++h) {
-    const Opened<Form> half = open_half<Form>(panel, h, x.groups, room);
-    for (int64_t row = 0; row < x.rows; row += ROWS) tile_block<Form, T>(half, panel, h, x, row, o + h * 16, to);
+static void tiles_grouped(const QPart& part, int64_t begin, int64_t end, const Activations& x, const Results<T>& to,
+                          Scratch& scratch) {
+  const int64_t size = Form::panel_bytes(x.k), one = Opened<Form>::bytes(x.groups);
+  char* room = scratch.room(size_t(2 * one));
+  int64_t at_once = GROUPED_BYTES_AT_ONCE / (x.chunks * TILE_K) / ROWS * ROWS;
+  if (at_once < 4 * ROWS) at_once = 4 * ROWS;
+  TileConfig(Form::SPAN / 4).use();
+  for (int64_t first_row = 0; first_row < x.rows; first_row += at_once) {
+    const int64_t last = x.rows - first_row < at_once ? x.rows : first_row + at_once;
+    for (int64_t p = begin; p < end; ++p) {
+      const uint8_t* panel = (const uint8_t*)part.packed + p * size;
+      const Opened<Form> halves[2] = {open_half<Form>(panel, 0, x.groups, room),
+                                      open_half<Form>(panel, 1, x.groups, room + one)};
+      for (int64_t row = first_row; row < last; row += ROWS)
+        for (int h = 0; h < 2; ++h) tile_block<Form, T>(halves[h], panel, h, x, row, p * PANEL + h * 16, to);
+    }
   }
+  _tile_release();
 }
 
 }  // namespace OCTAVO_LEVEL

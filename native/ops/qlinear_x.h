@@ -98,7 +98,7 @@ struct Activations {
   int8_t* q;
   float* scale;       // [rows], or [row / 16][groups][16]
   float* scaled_sum;  // scale * sum of q, in groups only
-  int32_t* sum;       // as scale: sum of q; spans of 16 inputs [row / 16][2 * groups][16]
+  int32_t* sum;       // as scale: sum of q (by rows: times OFFSET8); spans of 16 inputs [row / 16][2 * groups][16]
   int32_t* half_sum;
 
   // Where quad 0 of chunk c of a row lies; the next one is 4 bytes further.
@@ -137,7 +137,7 @@ static void round_row(const Activations& to, const T* from, int64_t row) {
     sum = add_int(sum, round_to_bytes(at + i / TILE_K * (ROWS * TILE_K) + i % TILE_K,
                                       mul(load(from + i, first(to.k - i)), inverse)));
   to.scale[row] = scale_of(most);
-  to.sum[row] = sum_int(sum);
+  to.sum[row] = OFFSET8 * sum_int(sum);  // what a level's dot product counts too much
 }
 
 template <class T>
