@@ -65,7 +65,7 @@ class Decoder:
             scheduler=SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=max(rows, 64)),
             device=DeviceConfig(device="cpu", num_threads=args.threads),
         )
-        settings = worker_config(resolve(config, facts, device, None).config, facts)
+        settings = worker_config(resolve(config, facts, device, None).config, facts, device)
         torch.set_num_threads(settings.num_threads)
         self._worker = HostedWorker(
             settings, device, prober=lambda: probe_device("cpu"), seams=WorkerSeams(parts=(Noise(),))
