@@ -1,6 +1,6 @@
 """What choosing tokens costs: the native sampler beside its numpy twin and the machine's limit.
 
-    python benchmarks/kernels_sampling.py [--vocab 49152,128256] [--rows 1,32] [--rounds N]
+    python benchmarks/kernels_sampling.py [--vocab 49152,128256] [--rows 1,32] [--rounds N] [--threads N]
 
 Times are of the whole call, Python included. Every sampler must read the logits once, so the share is that of a
 streaming read of as many bytes, measured between rounds from memory that is as warm as the logits are. Peaked rows are
@@ -122,7 +122,10 @@ def main() -> None:
     parser.add_argument("--vocab", default="49152,128256")
     parser.add_argument("--rows", default="1,32")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=None, help="1 where others use the cores: threads wait in turn")
     args = parser.parse_args()
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
     vocabs, counts = (tuple(map(int, text.split(","))) for text in (args.vocab, args.rows))
     for make in cases(vocabs, counts):
         show(make(), args.rounds)
