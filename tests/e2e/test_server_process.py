@@ -66,7 +66,7 @@ def server():
 
 
 def test_sigterm_lets_running_streams_end_and_exits_with_0(server):
-    reader = Reader(server, 300)
+    reader = Reader(server, 1900)
     assert reader.first.wait(20)
     server.process.send_signal(signal.SIGTERM)
     time.sleep(0.2)
