@@ -10,13 +10,15 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from octavo import __version__
 from octavo.models.build import BuildContext
 from octavo.models.packed import FORMAT
 from octavo.models.weights import StoredTensor
 from octavo.plugins.registry import load_target
+
+_PACKING: Final = ("layers", "models", "ops", "quant")  # folders whose code decides what is packed, and how
 
 
 def fingerprint(ctx: BuildContext, tensors: Iterable[StoredTensor]) -> str:
@@ -31,6 +33,7 @@ def fingerprint(ctx: BuildContext, tensors: Iterable[StoredTensor]) -> str:
         "linear": _name(ctx.ops.linear),
         "device": ctx.memory.device.type,
         "ranks": [[group.rank, group.size] for group in (parallel.tp, parallel.pp, parallel.ep)],
+        "code": _code(),
         "core": _core(),
         "files": _files(tensors),
     }
@@ -40,6 +43,16 @@ def fingerprint(ctx: BuildContext, tensors: Iterable[StoredTensor]) -> str:
 def _name(operator: object) -> str:
     kind = operator if hasattr(operator, "__qualname__") else type(operator)
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _code() -> str:
+    """The modules that pack: a version says it to those who install it, and not to those who change it."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parent.parent
+    for folder in _PACKING:
+        for path in sorted((package / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _core() -> list[str]:

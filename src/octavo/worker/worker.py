@@ -36,7 +36,7 @@ from octavo.worker.seams import (
 )
 from octavo.worker.table import RequestTable
 
-PROFILE_TOKENS = 256  # measured on a CPU; what a larger step needs grows with its tokens
+PROFILE_TOKENS = 64  # measured on a CPU, where they are a good part of a start; a larger step's needs grow with tokens
 LOGIT_BYTES = 16  # sampling scratch a logit: float32 twice, weights, a share of the sums
 WARM_UP_TOKENS = 16
 
