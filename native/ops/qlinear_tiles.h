@@ -201,7 +201,8 @@ static void tile_block(const Opened<Form>& half, const uint8_t* panel, int h, co
 #pragma GCC unroll 16
       for (int r = 0; r < 16; ++r) {
         I sum = _mm512_load_si512(sums[buffer][i] + r * 16);
-        if (Form::BITS == 8 && Form::ZERO) sum = sub_int(sum, all_int(Form::ZERO * left[r]));
+        // Unsigned: rows that x does not have hold anything here, and their results go nowhere.
+        if (Form::BITS == 8 && Form::ZERO) sum = sub_int(sum, all_int(int32_t(uint32_t(Form::ZERO) * uint32_t(left[r]))));
         y[r] = add_scaled(y[r], sum, scale, x_scale[r]);
       }
       if (Form::MIN) {
