@@ -59,22 +59,39 @@ static double in_all_threads(double each, const Body& body) {
   return each * double(threads);
 }
 
+// Operands that differ from one product to the next, as they do in a matrix: a processor may lower its clock for them.
+struct Operands {
+  alignas(64) uint8_t bytes[8192];
+  explicit Operands(bool floats) {
+    uint32_t x = 1;
+    for (int i = 0; i < 8192; i += 2) {
+      x = x * 1664525u + 1013904223u;
+      const uint16_t half = uint16_t(x >> 16);
+      const uint16_t item = floats ? uint16_t((half & 0x807f) | 0x3f80) : half;  // bf16: 1 to 2, either sign
+      std::memcpy(bytes + i, &item, 2);
+    }
+  }
+};
+
 #if defined(OCTAVO_LEVEL_AMX)
 
+// Blocks of 2 x 2 tiles, the operands from the first cache.
 template <bool INT8>
 static double multiply_tiles(int64_t rounds) {
   return in_all_threads(double(rounds) * 4 * 16 * 16 * (INT8 ? 64 : 32) * 2, [&] {
+    const Operands operands(!INT8);
     shape_tiles(16, 16);
-    alignas(64) static const char zeros[1024] = {0};
+    fence();
     OCTAVO_TILE_ZERO(0);
     OCTAVO_TILE_ZERO(1);
     OCTAVO_TILE_ZERO(2);
     OCTAVO_TILE_ZERO(3);
-    OCTAVO_TILE_LOAD(4, zeros, 64);
-    OCTAVO_TILE_LOAD(5, zeros, 64);
-    OCTAVO_TILE_LOAD(6, zeros, 64);
-    OCTAVO_TILE_LOAD(7, zeros, 64);
     for (int64_t i = 0; i < rounds; ++i) {
+      const uint8_t* at = operands.bytes + i % 2 * 4096;
+      OCTAVO_TILE_LOAD(6, at, 64);
+      OCTAVO_TILE_LOAD(4, at + 1024, 64);
+      OCTAVO_TILE_LOAD(7, at + 2048, 64);
+      OCTAVO_TILE_LOAD(5, at + 3072, 64);
       if (INT8) {
         OCTAVO_TILE_DOT_U8S8(0, 4, 6);
         OCTAVO_TILE_DOT_U8S8(1, 4, 7);
@@ -96,62 +113,63 @@ static double multiply_int8(int64_t rounds) { return multiply_tiles<true>(rounds
 #elif defined(__AVX2__)
 
 #if defined(__AVX512F__)
-constexpr int SUMS = 24;
+constexpr int SUMS = 24, SEVERAL = 3;
 using I = __m512i;
-OCTAVO_INLINE I some_bytes() { return _mm512_set1_epi32(0x01010101); }
+OCTAVO_INLINE I operand(const Operands& all, int i) { return _mm512_load_si512(all.bytes + i * 64); }
+OCTAVO_INLINE F floats(I x) { return _mm512_castsi512_ps(x); }
 #define OCTAVO_KEEP(x) asm volatile("" : "+v"(x))
 #else
-constexpr int SUMS = 12;
+constexpr int SUMS = 10, SEVERAL = 2;
 using I = __m256i;
-OCTAVO_INLINE I some_bytes() { return _mm256_set1_epi32(0x01010101); }
+OCTAVO_INLINE I operand(const Operands& all, int i) { return _mm256_load_si256((const __m256i*)(all.bytes + i * 64)); }
+OCTAVO_INLINE F floats(I x) { return _mm256_castsi256_ps(x); }
 #define OCTAVO_KEEP(x) asm volatile("" : "+x"(x))
 #endif
 
-static double multiply_bf16(int64_t rounds) {
+OCTAVO_INLINE void multiply_add(F& sum, I a, I b) {
 #if defined(__AVX512BF16__)
-  constexpr int EACH = 64;
+  sum = _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 #else
-  constexpr int EACH = 2 * W;  // widened bf16: the product is float32's
+  sum = fma(floats(a), floats(b), sum);  // widened bf16: the product is float32's
 #endif
-  return in_all_threads(double(rounds) * SUMS * EACH, [&] {
-    F sums[SUMS], a = all(0.f), b = all(0.f);
-    for (F& s : sums) s = zero();
-    OCTAVO_KEEP(a);
-    OCTAVO_KEEP(b);
-    for (int64_t i = 0; i < rounds; ++i)
-#pragma GCC unroll 24
-      for (int s = 0; s < SUMS; ++s) {
-#if defined(__AVX512BF16__)
-        sums[s] = _mm512_dpbf16_ps(sums[s], (__m512bh)a, (__m512bh)b);
+}
+OCTAVO_INLINE void multiply_add(I& sum, I a, I b) {
+#if defined(__AVX512F__)
+  sum = _mm512_dpbusd_epi32(sum, a, b);
 #else
-        sums[s] = fma(a, b, sums[s]);
+  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
 #endif
-      }
-#pragma GCC unroll 24
-    for (int s = 0; s < SUMS; ++s) OCTAVO_KEEP(sums[s]);
-  });
 }
 
-static double multiply_int8(int64_t rounds) {
-  return in_all_threads(double(rounds) * SUMS * double(sizeof(I)) * 2, [&] {
-    I sums[SUMS], a = some_bytes(), b = some_bytes();
-    for (I& s : sums) s = I{};
-    OCTAVO_KEEP(a);
-    OCTAVO_KEEP(b);
-    for (int64_t i = 0; i < rounds; ++i)
+// Many sums in registers, so that none waits for itself.
+template <class T>
+static double multiply_vectors(int64_t rounds, bool floats, double each) {
+  return in_all_threads(double(rounds) * SUMS * each, [&] {
+    const Operands operands(floats);
+    T sums[SUMS];
+    std::memset(sums, 0, sizeof(sums));
+    I a[SEVERAL], b[SEVERAL];
+    for (int i = 0; i < SEVERAL; ++i) {
+      a[i] = operand(operands, i);
+      b[i] = operand(operands, SEVERAL + i);
+    }
+    for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 3
+      for (int s = 0; s < SEVERAL; ++s) OCTAVO_KEEP(a[s]);  // or products would be computed once for all rounds
 #pragma GCC unroll 24
-      for (int s = 0; s < SUMS; ++s) {
-#if defined(__AVX512F__)
-        sums[s] = _mm512_dpbusd_epi32(sums[s], a, b);
-#else
-        OCTAVO_KEEP(a);  // or the products would be computed once
-        sums[s] = _mm256_add_epi32(sums[s], _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
-#endif
-      }
+      for (int s = 0; s < SUMS; ++s) multiply_add(sums[s], a[s % SEVERAL], b[s / SEVERAL % SEVERAL]);
+    }
 #pragma GCC unroll 24
     for (int s = 0; s < SUMS; ++s) OCTAVO_KEEP(sums[s]);
   });
 }
+#if defined(__AVX512BF16__)
+constexpr double EACH_FLOAT = W * 4;
+#else
+constexpr double EACH_FLOAT = W * 2;
+#endif
+static double multiply_bf16(int64_t rounds) { return multiply_vectors<F>(rounds, true, EACH_FLOAT); }
+static double multiply_int8(int64_t rounds) { return multiply_vectors<I>(rounds, false, double(sizeof(I)) * 2); }
 
 #else
 
