@@ -13,133 +13,288 @@ namespace OCTAVO_LEVEL {
 
 constexpr int64_t TILE_K = 32, TILE_ROWS = 16, PANEL = 32, BLOCK = 32;
 constexpr int64_t TILE_BYTES = 1024, STEP_OF_PANEL = 2 * TILE_BYTES;
+constexpr int64_t NEAR_PANEL = 44 << 10;  // a panel of this size stays in the first cache over all blocks of rows
 
 struct TilePiece {
   const char* upper;  // 16 rows of x, and 16 more
   const char* lower;
-  int64_t row_stride, k_stride;  // bytes from one row, and from one 32 of k, to the next
+  int64_t row_stride;  // bytes from one row to the next
   const char* b;
-  int64_t steps;
-  const char* ahead;  // weights to be used later
+  const char* ahead;  // what later pieces will read, and how its lines and its steps lie
+  int64_t ahead_line, ahead_step;
 };
 
-// LINES: cache lines of later weights fetched at each step.
-template <bool TWO, int LINES>
-OCTAVO_INLINE void run_tiles(const TilePiece& p) {
-  const char *upper = p.upper, *lower = p.lower, *b = p.b, *ahead = p.ahead;
-  const int64_t row_stride = p.row_stride, k_stride = p.k_stride;
-  for (int64_t s = 0; s < p.steps; ++s) {
-    OCTAVO_TILE_LOAD(6, b, 64);
-    OCTAVO_TILE_LOAD(4, upper, row_stride);
-    OCTAVO_TILE_LOAD(7, b + TILE_BYTES, 64);
+// LINES: cache lines of later pieces fetched at each step. KEEPS: the panel is wanted again from the first cache.
+template <bool TWO, int LINES, bool KEEPS>
+OCTAVO_INLINE void run_tiles(TilePiece& piece, int64_t steps) {
+  TilePiece p = piece;
+  for (int64_t s = 0; s < steps; ++s) {
+    if (KEEPS) {
+      OCTAVO_TILE_LOAD(6, p.b, 64);
+      OCTAVO_TILE_LOAD_ONCE(4, p.upper, p.row_stride);
+      OCTAVO_TILE_LOAD(7, p.b + TILE_BYTES, 64);
+    } else {
+      OCTAVO_TILE_LOAD_ONCE(6, p.b, 64);
+      OCTAVO_TILE_LOAD_ONCE(4, p.upper, p.row_stride);
+      OCTAVO_TILE_LOAD_ONCE(7, p.b + TILE_BYTES, 64);
+    }
     OCTAVO_TILE_DOT(0, 4, 6);
     OCTAVO_TILE_DOT(1, 4, 7);
     if (TWO) {
-      OCTAVO_TILE_LOAD(5, lower, row_stride);
+      OCTAVO_TILE_LOAD_ONCE(5, p.lower, p.row_stride);
       OCTAVO_TILE_DOT(2, 5, 6);
       OCTAVO_TILE_DOT(3, 5, 7);
     }
 #pragma GCC unroll 32
-    for (int i = 0; i < LINES; ++i) __builtin_prefetch(ahead + i * 64, 0, 2);
-    ahead += LINES * 64;
-    b += STEP_OF_PANEL;
-    upper += k_stride;
-    lower += k_stride;
+    for (int i = 0; i < LINES; ++i) __builtin_prefetch(p.ahead + i * p.ahead_line, 0, 2);
+    p.ahead += p.ahead_step;
+    p.b += STEP_OF_PANEL;
+    p.upper += TILE_K * 2;
+    p.lower += TILE_K * 2;
   }
+  piece = p;
 }
 
 template <bool TWO>
-static void run_tiles_fetching(const TilePiece& p, int64_t lines) {
+static void run_tiles_fetching(TilePiece& p, int64_t steps, int64_t lines, bool keeps) {
   if (lines > 16)
-    run_tiles<TWO, 32>(p);
-  else if (lines > 8)
-    run_tiles<TWO, 16>(p);
+    run_tiles<TWO, 32, false>(p, steps);
   else if (lines > 4)
-    run_tiles<TWO, 8>(p);
-  else if (lines > 2)
-    run_tiles<TWO, 4>(p);
+    keeps ? run_tiles<TWO, 16, true>(p, steps) : run_tiles<TWO, 16, false>(p, steps);
+  else if (lines > 1)
+    keeps ? run_tiles<TWO, 4, true>(p, steps) : run_tiles<TWO, 4, false>(p, steps);
   else
-    run_tiles<TWO, 2>(p);
+    keeps ? run_tiles<TWO, 1, true>(p, steps) : run_tiles<TWO, 1, false>(p, steps);
 }
 
+OCTAVO_INLINE void store_both(float* to, F a, F b) {
+  store(to, a);
+  store(to + W, b);
+}
+OCTAVO_INLINE void store_both(bf16* to, F a, F b) { _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(b, a)); }
+
 template <class T>
-static void finish_tiles(const float* sums, T* out, int64_t out_stride, int64_t rows, int64_t columns,
-                         const float* bias) {
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t v = 0; v < PANEL; v += W)
-      if (v < columns)
+OCTAVO_INLINE void finish_tiles(const float* sums, T* out, int64_t out_stride, int64_t rows, int64_t columns,
+                                const float* bias) {
+  if (columns < PANEL) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t v = 0; v < columns; v += W)
         finish(load(sums + r * PANEL + v), out + r * out_stride + v, bias ? bias + v : nullptr, columns - v);
+    return;
+  }
+  const F left = bias ? load(bias) : zero(), right = bias ? load(bias + W) : zero();
+  for (int64_t r = 0; r < rows; ++r) {
+    F a = load(sums + r * PANEL), b = load(sums + r * PANEL + W);
+    if (bias) {  // adding a zero would turn -0 into 0
+      a = add(a, left);
+      b = add(b, right);
+    }
+    store_both(out + r * out_stride, a, b);
+  }
 }
 
 struct TileRows {};
 
-// Copies rows [begin, end) into whole tiles of k; rows from `rows` on are zero.
+// Copies rows [begin, end) into whole tiles of k.
 static void pad_rows(const LinearCall& c, int64_t begin, int64_t end, int64_t row_bytes, char* to) {
+  const int64_t bytes = c.inputs * 2, whole = over(c.inputs, TILE_K) * TILE_K * 2;
   for (int64_t r = begin; r < end; ++r) {
     char* row = to + r * row_bytes;
-    const int64_t bytes = r < c.rows ? c.inputs * 2 : 0;
-    if (bytes) std::memcpy(row, static_cast<const bf16*>(c.x) + r * c.x_stride, size_t(bytes));
-    std::memset(row + bytes, 0, size_t(row_bytes - bytes));
+    std::memcpy(row, static_cast<const bf16*>(c.x) + r * c.x_stride, size_t(bytes));
+    std::memset(row + bytes, 0, size_t(whole - bytes));
   }
 }
 
+// Rows `from` to `end` of a block that begins at `begin`; the ones before `from` belong to another block.
+struct BlockOfRows {
+  int64_t begin, from, end;
+};
+OCTAVO_INLINE BlockOfRows block_of_rows(int64_t block, int64_t rows) {
+  const int64_t from = block * BLOCK, end = from + BLOCK;
+  if (end <= rows || rows < BLOCK) return {from, from, end < rows ? end : rows};
+  // The last block begins earlier instead of being padded: some rows are computed twice, with the same bits.
+  return {rows - from > TILE_ROWS ? rows - BLOCK : rows - TILE_ROWS, from, rows};
+}
+
+// The sums of one block, until they are added to the bias, rounded and written: that is done among the products of the
+// next block, when they have long reached the cache.
+struct Sums32 {
+  alignas(64) float sums[BLOCK * PANEL];
+  BlockOfRows rows{0, 0, 0};
+  int64_t panel = 0;
+
+  void write(const LinearCall& c) const {
+    if (rows.from == rows.end) return;
+    const int64_t element = c.out_type == Type::f32 ? 4 : 2;
+    const int64_t columns = c.outputs - panel * PANEL, count = rows.end - rows.from;
+    char* out = static_cast<char*>(c.out) + (rows.from * c.outputs + panel * PANEL) * element;
+    const float* mine = sums + (rows.from - rows.begin) * PANEL;
+    const float* bias = c.bias ? c.bias + panel * PANEL : nullptr;
+    if (c.out_type == Type::f32)
+      finish_tiles(mine, reinterpret_cast<float*>(out), c.outputs, count, columns, bias);
+    else
+      finish_tiles(mine, reinterpret_cast<bf16*>(out), c.outputs, count, columns, bias);
+  }
+};
+
+// In what order (block of rows, panel) are computed, so that what is read again comes from the second cache: rows and
+// panels are cut into bands, and where a band's x is still too much, k is cut too: its sums then wait in memory.
+struct TilePlan {
+  int64_t blocks, panels, steps;
+  int64_t block_band, panel_band, step_band;
+  bool by_panel;  // in a band: all blocks of one panel, then the next panel; or all panels of one block
+  TilePlan(int64_t rows, int64_t panels, int64_t steps, int64_t row_bytes, int64_t threads)
+      : blocks(over(rows, BLOCK)), panels(panels), steps(steps), block_band(blocks), panel_band(panels), step_band(steps),
+        by_panel(true) {
+    const int64_t block_bytes = BLOCK * row_bytes, share = over(panels, threads);
+    if (blocks * block_bytes <= LOCAL_BYTES) return;
+    if (share * steps * STEP_OF_PANEL <= LOCAL_BYTES) {
+      panel_band = share;
+      by_panel = false;
+      return;
+    }
+    if (block_bytes > LOCAL_BYTES / 4) {
+      step_band = over(steps, over(block_bytes, LOCAL_BYTES / 8));
+      panel_band = 32;
+    }
+    block_band = LOCAL_BYTES / (block_bytes * step_band / steps);
+    block_band = over(blocks, over(blocks, block_band));
+  }
+};
+
+// A run of (block, panel) pairs within one band: the first block and panel of the band, and which pairs of it.
+struct TileRun {
+  int64_t block, panel, blocks, panels, from, to;
+};
+
+// The part [from, to) of all pairs, band after band.
+template <class Body>
+OCTAVO_INLINE void each_run(const TilePlan& plan, int64_t from, int64_t to, const Body& body) {
+  int64_t unit = 0;
+  for (int64_t block = 0; block < plan.blocks; block += plan.block_band)
+    for (int64_t panel = 0; panel < plan.panels; panel += plan.panel_band) {
+      TileRun run{block, panel, plan.blocks - block, plan.panels - panel, from - unit, to - unit};
+      if (run.blocks > plan.block_band) run.blocks = plan.block_band;
+      if (run.panels > plan.panel_band) run.panels = plan.panel_band;
+      const int64_t pairs = run.blocks * run.panels;
+      if (run.from < 0) run.from = 0;
+      if (run.to > pairs) run.to = pairs;
+      if (run.from < run.to) body(run);
+      unit += pairs;
+    }
+}
+
+// Products of one block into `now`, and the writing of the one `before`.
+template <bool TWO>
+static void multiply_block(const LinearCall& c, TilePiece& p, int64_t steps, int64_t lines, bool keeps, float* now,
+                           bool continues, const Sums32& before) {
+  fence();
+  if (continues) {
+    OCTAVO_TILE_LOAD(0, now, PANEL * 4);
+    OCTAVO_TILE_LOAD(1, now + 16, PANEL * 4);
+    if (TWO) {
+      OCTAVO_TILE_LOAD(2, now + TILE_ROWS * PANEL, PANEL * 4);
+      OCTAVO_TILE_LOAD(3, now + TILE_ROWS * PANEL + 16, PANEL * 4);
+    }
+  } else {
+    OCTAVO_TILE_ZERO(0);
+    OCTAVO_TILE_ZERO(1);
+    if (TWO) {
+      OCTAVO_TILE_ZERO(2);
+      OCTAVO_TILE_ZERO(3);
+    }
+  }
+  const int64_t begin = steps < 4 ? steps : 4;
+  run_tiles_fetching<TWO>(p, begin, lines, keeps);
+  before.write(c);
+  run_tiles_fetching<TWO>(p, steps - begin, lines, keeps);
+  OCTAVO_TILE_STORE(0, now, PANEL * 4);
+  OCTAVO_TILE_STORE(1, now + 16, PANEL * 4);
+  if (TWO) {
+    OCTAVO_TILE_STORE(2, now + TILE_ROWS * PANEL, PANEL * 4);
+    OCTAVO_TILE_STORE(3, now + TILE_ROWS * PANEL + 16, PANEL * 4);
+  }
+  fence();
+}
+
+// Whether many rows are worth a copy: rows that begin within a cache line make each line be read twice.
+static bool reads_badly(const LinearCall& c) { return c.x_stride % 32 || uint64_t(c.x) % 64; }
+
+struct WaitingSums {};
+
+// One thread's part of a product.
+struct TileWork {
+  const LinearCall& c;
+  const TilePlan& plan;
+  const char* x;
+  int64_t row_bytes;
+  Sums32 sums[2];
+  int turn = 0;
+
+  void run(const TileRun& r) {
+    float* waiting = nullptr;
+    if (plan.step_band < plan.steps)
+      waiting = static_cast<float*>(scratch<WaitingSums>((r.to - r.from) * BLOCK * PANEL * 4));
+    for (int64_t step = 0; step < plan.steps; step += plan.step_band)
+      for (int64_t u = r.from; u < r.to; ++u) piece(r, u, step, waiting);
+  }
+
+  void piece(const TileRun& r, int64_t u, int64_t step, float* waiting) {
+    const int64_t i = plan.by_panel ? u % r.blocks : u / r.panels, j = plan.by_panel ? u / r.blocks : u % r.panels;
+    const int64_t steps = plan.steps - step < plan.step_band ? plan.steps - step : plan.step_band;
+    const bool last = step + steps == plan.steps;
+    const BlockOfRows rows = block_of_rows(r.block + i, c.rows);
+    const char* upper = x + rows.begin * row_bytes + step * TILE_K * 2;
+    const char* w = static_cast<const char*>(c.packed) + ((r.panel + j) * plan.steps + step) * STEP_OF_PANEL;
+    TilePiece p{upper, upper + TILE_ROWS * row_bytes, row_bytes, w, w, 64, 0};
+    int64_t lines;
+    if (plan.by_panel) {  // the next panel, a share of it with each block
+      lines = over(32, r.blocks);
+      p.ahead_step = lines * 64;
+      p.ahead += r.blocks == 1 ? AHEAD_BYTES : plan.steps * STEP_OF_PANEL + i * lines * 64 * steps;
+    } else {  // the next block of rows, a share of it with each panel
+      lines = over(32, r.panels);
+      p.ahead_line = row_bytes;
+      p.ahead_step = 64;
+      p.ahead = upper + (BLOCK + j * lines) * row_bytes;
+    }
+    Sums32 &now = sums[turn], &before = sums[turn ^ 1];
+    float* to = last ? now.sums : waiting + (u - r.from) * BLOCK * PANEL;
+    if (last && step > 0) std::memcpy(to, waiting + (u - r.from) * BLOCK * PANEL, BLOCK * PANEL * 4);
+    const bool keeps = plan.by_panel && r.blocks > 1 && steps * STEP_OF_PANEL <= NEAR_PANEL;
+    if (rows.end - rows.begin > TILE_ROWS)
+      multiply_block<true>(c, p, steps, lines, keeps, to, step > 0, before);
+    else
+      multiply_block<false>(c, p, steps, lines, keeps, to, step > 0, before);
+    before.rows = {0, 0, 0};
+    if (!last) return;
+    now.rows = rows;
+    now.panel = r.panel + j;
+    turn ^= 1;
+  }
+};
+
 static void multiply_by_tiles(const LinearCall& c) {
   const int64_t steps = over(c.inputs, TILE_K), panels = over(c.outputs, PANEL);
-  const bool few = c.rows <= BLOCK;
-  const bool copies = c.inputs % TILE_K || (!few && c.rows % BLOCK);
+  const bool copies = c.inputs % TILE_K || (c.rows > BLOCK && reads_badly(c));
   // An odd number of cache lines a row: sixteen rows then lie in different sets of the first cache.
   const int64_t row_bytes = copies ? (steps * 64) | 64 : c.x_stride * 2;
-  const int64_t padded = few ? c.rows : over(c.rows, BLOCK) * BLOCK;
-  char* copy = copies ? static_cast<char*>(scratch<TileRows>(padded * row_bytes)) : nullptr;
+  char* copy = copies ? static_cast<char*>(scratch<TileRows>(c.rows * row_bytes)) : nullptr;
   const char* x = copies ? copy : static_cast<const char*>(c.x);
-  Bands bands(padded, BLOCK, row_bytes);
-  const int64_t units = panels * bands.blocks;
+  const int64_t units = panels * over(c.rows, BLOCK);
   const int64_t worth = over(units * steps * STEP_OF_PANEL, WORTH_A_THREAD);
   together(worth < units ? worth : units, [&](int64_t me, int64_t all, Meet meet) {
     if (copies) {
-      pad_rows(c, padded * me / all, padded * (me + 1) / all, row_bytes, copy);
+      pad_rows(c, c.rows * me / all, c.rows * (me + 1) / all, row_bytes, copy);
       meet();
     }
-    const int upper = int(few && c.rows < TILE_ROWS ? c.rows : TILE_ROWS);
-    const int lower = int(few ? (c.rows > TILE_ROWS ? c.rows - TILE_ROWS : 1) : TILE_ROWS);
-    shape_tiles(upper, lower);
-    each_panel(bands, panels, units * me / all, units * (me + 1) / all, [&](int64_t panel, int64_t block, int64_t end) {
-      const char* w = static_cast<const char*>(c.packed) + panel * steps * STEP_OF_PANEL;
-      const int64_t lines = over(32, end - block);
-      for (int64_t i = block; i < end; ++i) {
-        const int64_t begin = i * BLOCK, rows = c.rows - begin < BLOCK ? c.rows - begin : BLOCK;
-        TilePiece p;
-        p.upper = x + begin * row_bytes;
-        p.lower = p.upper + TILE_ROWS * row_bytes;
-        p.row_stride = row_bytes;
-        p.k_stride = 64;
-        p.b = w;
-        p.steps = steps;
-        p.ahead = end - block == 1 ? w + AHEAD_BYTES : w + steps * (STEP_OF_PANEL + (i - block) * lines * 64);
-        alignas(64) float sums[BLOCK * PANEL];
-        fence();
-        OCTAVO_TILE_ZERO(0);
-        OCTAVO_TILE_ZERO(1);
-        if (rows > TILE_ROWS) {
-          OCTAVO_TILE_ZERO(2);
-          OCTAVO_TILE_ZERO(3);
-          run_tiles_fetching<true>(p, lines);
-          OCTAVO_TILE_STORE(2, sums + TILE_ROWS * PANEL, PANEL * 4);
-          OCTAVO_TILE_STORE(3, sums + TILE_ROWS * PANEL + 16, PANEL * 4);
-        } else {
-          run_tiles_fetching<false>(p, lines);
-        }
-        OCTAVO_TILE_STORE(0, sums, PANEL * 4);
-        OCTAVO_TILE_STORE(1, sums + 16, PANEL * 4);
-        fence();
-        const int64_t at = begin * c.outputs + panel * PANEL, columns = c.outputs - panel * PANEL;
-        const float* bias = c.bias ? c.bias + panel * PANEL : nullptr;
-        if (c.out_type == Type::f32)
-          finish_tiles(sums, static_cast<float*>(c.out) + at, c.outputs, rows, columns, bias);
-        else
-          finish_tiles(sums, static_cast<bf16*>(c.out) + at, c.outputs, rows, columns, bias);
-      }
-    });
+    const bool few = c.rows < BLOCK;
+    shape_tiles(int(few && c.rows < TILE_ROWS ? c.rows : TILE_ROWS),
+                int(few && c.rows > TILE_ROWS ? c.rows - TILE_ROWS : TILE_ROWS));
+    const TilePlan plan(c.rows, panels, steps, row_bytes, all);
+    TileWork work{c, plan, x, row_bytes};
+    each_run(plan, units * me / all, units * (me + 1) / all, [&](const TileRun& run) { work.run(run); });
+    work.sums[work.turn ^ 1].write(c);
     release_tiles();
   });
 }

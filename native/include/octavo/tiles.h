@@ -12,6 +12,11 @@
 
 #define OCTAVO_TILE_LOAD(tile, from, stride) \
   asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"(int64_t(stride)))
+// The same for what is not wanted soon again. The first cache then keeps what it has: a block of 2 x 2 tiles fed from the
+// second cache ran at 76 % of the peak with the plain load for both sides, at 90 % with this one for both, and at 100 % with
+// the plain one for a side that fits into the first cache and this one for the other.
+#define OCTAVO_TILE_LOAD_ONCE(tile, from, stride) \
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(from), "r"(int64_t(stride)))
 #define OCTAVO_TILE_STORE(tile, to, stride) \
   asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"(int64_t(stride)) : "memory")
 #define OCTAVO_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile ::)
