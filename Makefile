@@ -7,7 +7,7 @@ ARGS ?=
 # Compute threads that spin for long starve each other where tests run several servers on few cores.
 test test-slow: export GOMP_SPINCOUNT ?= 1000
 
-.PHONY: help venv dev serve test test-slow check docs format bench-scheduler bench-step bench-perplexity clean
+.PHONY: help venv dev serve test test-slow check docs format bench-scheduler bench-step bench-kernels bench-perplexity clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -47,6 +47,11 @@ bench-scheduler: venv ## microseconds a step of the scheduler alone
 
 bench-step: venv ## microseconds a decode step by part, everything but the model's arithmetic
 	@$(BIN)/python benchmarks/step.py $(ARGS)
+
+bench-kernels: venv ## time of each native operator, beside its twin and the machine's limit
+	@for name in linear qlinear attention sampling small; do \
+		echo "== $$name"; $(BIN)/python benchmarks/kernels_$$name.py || exit 1; \
+	done
 
 bench-perplexity: dev ## quality by quantization: make bench-perplexity MODEL=folder [ARGS="--gguf file"]
 	@$(BIN)/python benchmarks/perplexity.py $(MODEL) $(ARGS)
