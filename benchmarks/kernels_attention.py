@@ -211,10 +211,12 @@ def show(case: Case, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Native attention beside torch and the machine's limit.")
-    parser.add_argument("groups", nargs="*", choices=[*GROUPS, []], default=GROUPS)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}; all when none is named")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    for make in cases(options.groups):
+    if unknown := set(options.groups) - set(GROUPS):
+        parser.error(f"no such group: {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    for make in cases(options.groups or GROUPS):
         show(make(), options.rounds)
 
 

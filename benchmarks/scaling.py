@@ -33,6 +33,8 @@ from octavo.worker.memory import KVMemory, scratch_layout
 from octavo.worker.seams import NullPart
 from octavo.worker.worker import NothingLate, WorkerSeams
 
+SPARE_TOKENS = 64  # beside the context and what the steps add
+
 
 class Noise(NullPart):
     """Fills KV memory with small random numbers: pages never written would all be one page of zeros.
@@ -57,7 +59,11 @@ class Decoder:
     def __init__(self, args: argparse.Namespace, rows: int, context: int) -> None:
         device = probe_device("cpu")
         facts = read_model_facts(args.model)
-        model: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "max_model_len": context + args.steps + 64}
+        model: dict[str, Any] = {
+            "model": args.model,
+            "dtype": args.dtype,
+            "max_model_len": context + args.steps + SPARE_TOKENS,
+        }
         if args.quantization:
             model["quantization"] = args.quantization
         config = EngineConfig(
@@ -157,6 +163,8 @@ def main() -> None:
     args = parser.parse_args()
     rows, contexts = ([int(n) for n in text.split(",")] for text in (args.rows, args.contexts))
     most = parse_size(args.most_kv, "--most-kv")
+    most_context = read_model_facts(args.model).max_position - args.steps - SPARE_TOKENS
+    contexts = sorted({min(n, most_context) for n in contexts})  # what a step adds must fit into the model, too
     print(f"{args.model} {args.dtype} {args.quantization or ''}: tokens/s (ms a step, share of the read bandwidth)")
     print(f"{'context':>8}" + "".join(f"{f'{n} rows':>24}" for n in rows))
     decoder = Decoder(args, max(rows), max(contexts))
