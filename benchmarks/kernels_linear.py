@@ -3,70 +3,43 @@
     python benchmarks/kernels_linear.py [--dtypes bfloat16,float32] [--rows 1,32,512] [--shapes 2048x8192] [--seconds 1]
 
 Few rows are bound by memory: GB/s of packed weights, as a share of a streaming read. Many rows are bound by arithmetic:
-operations a second, as a share of a probe of the instruction that multiplies bf16 (no such share for float32, whose
-limit is not probed). Weights are cycled, so that no cache holds what is read next, and rows lie in large pages, as the
-engine's do. All take turns, and the best of the rounds is shown, since a machine's neighbours are part of what is
-measured.
+operations a second, as a share of a probe of the instruction that multiplies bf16; float32, whose own limit is lower
+and not probed, is given the same. Weights are cycled, so that no cache holds what is read next, and rows lie in large
+pages, as the engine's do. All take turns, and the best of the rounds is shown, since a machine's neighbours are part of
+what is measured.
 """
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from product_timing import CYCLED_BYTES, in_turns, stream
 
 from octavo.ops.native import core
 from octavo.ops.native_linear import NativeLinear
 from octavo.ops.pages import reserve
 
-CYCLED_BYTES = 256 << 20
-SLICE_BYTES = 16 << 20  # that the probe reads at once
-MEMORY_ROWS = 16  # up to here the share of the memory's limit is shown
-PROBE_ROUNDS = 20_000
-
-
-def best_s(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
-
 
 def measure(dtype: torch.dtype, inputs: int, outputs: int, rows: Sequence[int], seconds: float) -> None:
     """One line for each number of rows."""
-    make = NativeLinear()
+    make, memory = NativeLinear(), stream()
     weight = torch.randn(outputs, inputs).to(dtype)
-    num_bytes = weight.nbytes
-    packed = [make(weight, None) for _ in range(CYCLED_BYTES // num_bytes + 1)]
-    plain = [weight.clone() for _ in range(CYCLED_BYTES // num_bytes + 1)]
-    stream = reserve(CYCLED_BYTES, "the probe").fill_(1)
-    for count in rows:
-        x = reserve(count * inputs * dtype.itemsize, "rows").view(dtype)[: count * inputs].view(count, inputs)
+    count = CYCLED_BYTES // weight.nbytes + 1
+    packed = [make(weight, None) for _ in range(count)]
+    plain = [weight.clone() for _ in range(count)]
+    for n in rows:
+        x = reserve(n * inputs * dtype.itemsize, "rows").view(dtype)[: n * inputs].view(n, inputs)
         x.normal_()
-        native = twin = read = multiply = float("inf")
-        end, i = time.perf_counter() + seconds, 0
-        while time.perf_counter() < end or i < 4:
-            native = min(native, best_s(lambda: packed[i % len(packed)](x)))  # noqa: B023
-            twin = min(twin, best_s(lambda: F.linear(x, plain[i % len(plain)])))  # noqa: B023
-            at = stream.data_ptr() + i % (CYCLED_BYTES // SLICE_BYTES) * SLICE_BYTES
-            read = min(read, best_s(lambda: core.probe_read(at, SLICE_BYTES)) / SLICE_BYTES)  # noqa: B023
-            began = time.perf_counter()
-            operations = core.probe_bf16(PROBE_ROUNDS)
-            multiply = min(multiply, (time.perf_counter() - began) / operations)
-            i += 1
-        work = 2 * count * inputs * outputs
-        if count <= MEMORY_ROWS:
-            limit = f"{num_bytes * read / native:4.0%} of {1 / read / 1e9:.0f} GB/s"
-        elif dtype == torch.bfloat16:
-            limit = f"{work * multiply / native:4.0%} of {1 / multiply / 1e12:.1f} TFLOP/s"
-        else:
-            limit = ""
-        print(
-            f"{str(dtype).removeprefix('torch.'):9} {inputs}x{outputs} {count:5} rows {native * 1e6:9.0f} us "
-            f"{num_bytes / native / 1e9:6.1f} GB/s {work / native / 1e9:7.0f} GFLOP/s   {limit:20} "
-            f"{twin / native:6.2f}x torch",
-            flush=True,
+        timing = in_turns(
+            lambda i: packed[i % count](x),  # noqa: B023
+            lambda i: F.linear(x, plain[i % count]),  # noqa: B023
+            core.probe_bf16,
+            memory,
+            seconds,
         )
+        line = timing.line(n, weight.nbytes, 2 * n * inputs * outputs, "FLOP/s")
+        print(f"{str(dtype).removeprefix('torch.'):9} {inputs}x{outputs} {line}", flush=True)
 
 
 def main() -> None:

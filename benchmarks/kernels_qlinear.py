@@ -8,21 +8,15 @@ is shown, since a machine's neighbours are part of what is measured.
 """
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from product_timing import CYCLED_BYTES, in_turns, stream
 
 from octavo.ops.native import core
 from octavo.ops.native_qlinear import NativeQuantizedLinear
-from octavo.ops.pages import reserve
 from octavo.ops.quantized import KINDS, PackedMultiply, QuantizedPart, QuantizedRows
-
-CYCLED_BYTES = 256 << 20  # so that no cache holds what is read next
-SLICE_BYTES = 16 << 20  # that the probe reads at once
-MEMORY_ROWS = 16  # up to here the share of the memory's limit is shown
-PROBE_ROUNDS = 20_000
 
 
 def random_rows(kind: str, outputs: int, inputs: int) -> QuantizedRows:
@@ -53,41 +47,22 @@ def products(kind: str, outputs: int, inputs: int) -> tuple[list[PackedMultiply]
     return [first, *(one() for _ in range(CYCLED_BYTES // first.num_bytes))], first.num_bytes
 
 
-def best_s(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
-
-
 def measure(kind: str, outputs: int, inputs: int, rows: Sequence[int], seconds: float) -> None:
+    """One line for each number of rows; torch's side is its bf16 product."""
     packed, num_bytes = products(kind, outputs, inputs)
     dense = [torch.randn(outputs, inputs).bfloat16() for _ in range(2)]
-    stream = reserve(CYCLED_BYTES, "the probe").fill_(1)
-    for count in rows:
-        x = torch.randn(count, inputs).bfloat16()
-        native = twin = read = multiply = float("inf")
-        end, i = time.perf_counter() + seconds, 0
-        while time.perf_counter() < end or i < 4:
-            native = min(native, best_s(lambda: packed[i % len(packed)](x)))  # noqa: B023
-            twin = min(twin, best_s(lambda: F.linear(x, dense[i % 2])))  # noqa: B023
-            at = stream.data_ptr() + i % (CYCLED_BYTES // SLICE_BYTES) * SLICE_BYTES
-            read = min(read, best_s(lambda: core.probe_read(at, SLICE_BYTES)) / SLICE_BYTES)  # noqa: B023
-            began = time.perf_counter()
-            operations = core.probe_int8(PROBE_ROUNDS)
-            multiply = min(multiply, (time.perf_counter() - began) / operations)
-            i += 1
-        work = 2 * count * outputs * inputs
-        share = num_bytes * read / native if count <= MEMORY_ROWS else work * multiply / native
-        limit = (
-            f"{share:4.0%} of {1 / read / 1e9:.0f} GB/s"
-            if count <= MEMORY_ROWS
-            else f"{share:4.0%} of {1 / multiply / 1e12:.1f} TOP/s"
+    memory = stream()
+    for n in rows:
+        x = torch.randn(n, inputs).bfloat16()
+        timing = in_turns(
+            lambda i: packed[i % len(packed)](x),  # noqa: B023
+            lambda i: F.linear(x, dense[i % 2]),  # noqa: B023
+            core.probe_int8,
+            memory,
+            seconds,
         )
-        print(
-            f"{kind:14} {inputs}x{outputs} {count:5} rows {native * 1e6:9.0f} us {num_bytes / native / 1e9:6.1f} GB/s "
-            f"{work / native / 1e9:7.0f} GOP/s   {limit:18} {twin / native:6.2f}x torch bf16",
-            flush=True,
-        )
+        line = timing.line(n, num_bytes, 2 * n * outputs * inputs, "OP/s")
+        print(f"{kind:14} {inputs}x{outputs} {line}", flush=True)
 
 
 def main() -> None:
