@@ -14,6 +14,7 @@ import torch
 from octavo.config.facts import DeviceFacts, read_model_facts
 from octavo.distributed.context import ParallelContext
 from octavo.distributed.group import SingleGroup
+from octavo.models import fingerprint as fingerprint_module
 from octavo.models import loader
 from octavo.models.build import BuildSettings, build_context, model_state
 from octavo.models.fingerprint import fingerprint
@@ -232,6 +233,22 @@ def test_everything_that_decides_the_bytes_is_in_the_key(tmp_path: Path) -> None
             keys[level] = fingerprint_of(path)
         native.use_level(best)
     assert len(set(keys.values())) == len(keys)
+
+
+def test_the_code_that_packs_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or weights packed by yesterday's code would be read back by today's."""
+    path = tiny_llama(tmp_path / "m")
+    package = tmp_path / "package"
+    for folder in ("quant", "server"):
+        (package / folder).mkdir(parents=True)
+        (package / folder / "a.py").write_text("x = 1")
+    code = fingerprint_module._code
+    monkeypatch.setattr(fingerprint_module, "_code", lambda _: code(package))
+    first = fingerprint_of(path)
+    (package / "server" / "a.py").write_text("x = 2")
+    assert fingerprint_of(path) == first
+    (package / "quant" / "a.py").write_text("x = 2")
+    assert fingerprint_of(path) != first
 
 
 def test_a_changed_checkpoint_is_packed_anew(tmp_path: Path, folder: PackedFolder) -> None:

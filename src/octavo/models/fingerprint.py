@@ -33,7 +33,7 @@ def fingerprint(ctx: BuildContext, tensors: Iterable[StoredTensor]) -> str:
         "linear": _name(ctx.ops.linear),
         "device": ctx.memory.device.type,
         "ranks": [[group.rank, group.size] for group in (parallel.tp, parallel.pp, parallel.ep)],
-        "code": _code(),
+        "code": _code(Path(__file__).parent.parent),
         "core": _core(),
         "files": _files(tensors),
     }
@@ -45,10 +45,9 @@ def _name(operator: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _code() -> str:
+def _code(package: Path) -> str:
     """The modules that pack: a version says it to those who install it, and not to those who change it."""
     digest = hashlib.sha256()
-    package = Path(__file__).parent.parent
     for folder in _PACKING:
         for path in sorted((package / folder).rglob("*.py")):
             digest.update(path.read_bytes())
