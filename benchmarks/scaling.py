@@ -24,14 +24,14 @@ from octavo.config.facts import read_model_facts
 from octavo.config.resolve import resolve
 from octavo.config.schema import DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.startup import worker_config
-from octavo.executor.host import HostedWorker
+from octavo.executor.host import make_worker
 from octavo.executor.host import probe as probe_device
 from octavo.ops.native import core
 from octavo.ops.pages import reserve
 from octavo.worker.dummy import first_blocks
 from octavo.worker.memory import KVMemory, scratch_layout
 from octavo.worker.seams import NullPart
-from octavo.worker.worker import NothingLate, WorkerSeams
+from octavo.worker.worker import NothingLate
 
 SPARE_TOKENS = 64  # beside the context and what the steps add
 
@@ -73,9 +73,7 @@ class Decoder:
         )
         settings = worker_config(resolve(config, facts, device, None).config, facts, device)
         torch.set_num_threads(settings.num_threads)
-        self._worker = HostedWorker(
-            settings, device, prober=lambda: probe_device("cpu"), seams=WorkerSeams(parts=(Noise(),))
-        )
+        self._worker = make_worker(settings, parts=(Noise(),))
         loaded = self._worker.load(lambda _: None)
         self.weight_bytes = loaded.weight_bytes
         self.specs: tuple[KVSpec, ...] = loaded.specs

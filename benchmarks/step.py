@@ -1,6 +1,6 @@
 """Microseconds per decode step by part, in steady decode at depth 1, engine and worker in this process.
 
-    python benchmarks/step.py [--rows 1,16,128] [--steps 200] [--model PATH] [--dtype float32] [--threads 1]
+    python benchmarks/step.py [--rows 1,16,128] [--steps 200] [--model PATH] [--dtype float32] [--threads N]
         [--kernels auto] [--option quantization=int4_group ...]
 
 Without `--model`: a Llama with 2 layers, 64 wide, vocabulary 512 and random weights, so that what is not the
@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=None, help="compute threads; every core when not given")
     parser.add_argument("--block-size", type=int, default=None)
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")

@@ -23,7 +23,7 @@ from octavo.ops.kernels import choose as choose_kernels
 from octavo.platforms import api as platforms
 from octavo.sampling.logprobs import LogprobsMode
 from octavo.worker.recorded import RecordedForward
-from octavo.worker.seams import EagerForward, LateParts
+from octavo.worker.seams import DataPart, EagerForward, LateParts
 from octavo.worker.worker import Worker, WorkerLimits, WorkerSeams
 
 Progress = Callable[[str], None]
@@ -36,8 +36,8 @@ def probe(device: str, plugins: tuple[str, ...] | None = ()) -> DeviceFacts:
     return platforms.probe(device, plugins)
 
 
-def make_worker(config: WorkerConfig) -> "HostedWorker":
-    """A worker on the platform that `config.device` names, with the features that are installed."""
+def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "HostedWorker":
+    """A worker on the platform that `config.device` names, with the features that are installed and `parts`."""
     facts = probe(config.device, config.plugins)
     kernels = choose_kernels(config.kernels, facts.kind)
     forward = EagerForward() if kernels.make_tape is None else RecordedForward(kernels.make_tape)
@@ -45,7 +45,7 @@ def make_worker(config: WorkerConfig) -> "HostedWorker":
         config,
         facts,
         prober=lambda: probe(config.device, config.plugins),
-        seams=WorkerSeams(forward=forward),
+        seams=WorkerSeams(parts=parts, forward=forward),
         kernels=kernels,
     )
 
