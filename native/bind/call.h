@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "octavo/levels.h"
+#include "octavo/team.h"
 
 namespace octavo {
 
@@ -34,21 +35,39 @@ class Tape {
     names_.push_back(std::move(name));
   }
   void replay(int64_t rows) const {
-    for (const auto& op : calls_) op(rows);
+    struct Data {
+      const Tape& tape;
+      int64_t rows;
+    } data{*this, rows};
+    Team::lead(
+        [](void* data) {
+          const Data& d = *static_cast<Data*>(data);
+          for (const auto& op : d.tape.calls_) op(d.rows);
+        },
+        &data);
   }
   // Seconds that each entry took, in the order of `names`.
   std::vector<double> timed_replay(int64_t rows) const {
-    using Clock = std::chrono::steady_clock;
-    std::vector<double> seconds;
-    seconds.reserve(calls_.size());
-    Clock::time_point began = Clock::now();
-    for (const auto& op : calls_) {
-      op(rows);
-      const Clock::time_point now = Clock::now();
-      seconds.push_back(std::chrono::duration<double>(now - began).count());
-      began = now;
-    }
-    return seconds;
+    struct Data {
+      const Tape& tape;
+      int64_t rows;
+      std::vector<double> seconds;
+    } data{*this, rows, {}};
+    data.seconds.reserve(calls_.size());
+    Team::lead(
+        [](void* data) {
+          using Clock = std::chrono::steady_clock;
+          Data& d = *static_cast<Data*>(data);
+          Clock::time_point began = Clock::now();
+          for (const auto& op : d.tape.calls_) {
+            op(d.rows);
+            const Clock::time_point now = Clock::now();
+            d.seconds.push_back(std::chrono::duration<double>(now - began).count());
+            began = now;
+          }
+        },
+        &data);
+    return data.seconds;
   }
   size_t size() const { return calls_.size(); }
   const std::vector<std::string>& names() const { return names_; }

@@ -148,8 +148,8 @@ static void run_all(const AttentionJob& job, Shared& shared) {
   const int64_t most_lines = job.most_lines;
   const int64_t floats = round_up(4 * most_lines, 64) + most_lines * (wide + 2) + 32 * job.kv_heads + 64 +
                          most(Kernel::scratch_floats(job), Kernel::ForFew::scratch_floats(job));
-  // Less than this is not worth waking a thread for.
-  const int64_t threads = job.num_units;
+  // Who comes takes units until none is left.
+  const int64_t threads = job.num_units < most_threads() ? job.num_units : most_threads();
   parallel(threads, 1, [&](int64_t, int64_t, int) {
     static thread_local Scratch mine;
     float* scratch = mine.take(floats);

@@ -282,18 +282,16 @@ static void multiply_by_tiles(const LinearCall& c) {
   char* copy = copies ? static_cast<char*>(scratch<TileRows>(c.rows * row_bytes)) : nullptr;
   const char* x = copies ? copy : static_cast<const char*>(c.x);
   const int64_t units = panels * over(c.rows, BLOCK);
-  const int64_t worth = over(units * steps * STEP_OF_PANEL, WORTH_A_THREAD);
-  together(worth < units ? worth : units, [&](int64_t me, int64_t all, Meet meet) {
-    if (copies) {
-      pad_rows(c, c.rows * me / all, c.rows * (me + 1) / all, row_bytes, copy);
-      meet();
-    }
-    const bool few = c.rows < BLOCK;
+  if (copies)
+    parallel(c.rows, over(WORTH_A_THREAD, row_bytes),
+             [&](int64_t begin, int64_t end, int) { pad_rows(c, begin, end, row_bytes, copy); });
+  const TilePlan plan(c.rows, panels, steps, row_bytes, most_threads());
+  const bool few = c.rows < BLOCK;
+  parallel(units, over(WORTH_A_THREAD, steps * STEP_OF_PANEL), [&](int64_t begin, int64_t end, int) {
     shape_tiles(int(few && c.rows < TILE_ROWS ? c.rows : TILE_ROWS),
                 int(few && c.rows > TILE_ROWS ? c.rows - TILE_ROWS : TILE_ROWS));
-    const TilePlan plan(c.rows, panels, steps, row_bytes, all);
     TileWork work{c, plan, x, row_bytes};
-    each_run(plan, units * me / all, units * (me + 1) / all, [&](const TileRun& run) { work.run(run); });
+    each_run(plan, begin, end, [&](const TileRun& run) { work.run(run); });
     work.sums[work.turn ^ 1].write(c);
     release_tiles();
   });

@@ -256,13 +256,13 @@ static void multiply_by_vectors(const LinearCall& c) {
   const Bands bands(c.rows, MOST_ROWS, row_items * int64_t(sizeof(Row)));
   const int64_t units = panels * bands.blocks;
   Row* x = static_cast<Row*>(scratch<PackedRows>(c.rows * row_items * int64_t(sizeof(Row))));
-  const int64_t worth = over(units * steps * STEP_BYTES, WORTH_A_THREAD);
-  together(worth < units ? worth : units, [&](int64_t me, int64_t all, Meet meet) {
-    for (int64_t b = bands.blocks * me / all; b < bands.blocks * (me + 1) / all; ++b)
-      pack_rows<Kind>(c, steps, bands, b, x + bands.begin(b) * row_items);
-    meet();
+  const int64_t block_bytes = MOST_ROWS * row_items * int64_t(sizeof(Row));
+  parallel(bands.blocks, over(WORTH_A_THREAD, block_bytes), [&](int64_t from, int64_t to, int) {
+    for (int64_t b = from; b < to; ++b) pack_rows<Kind>(c, steps, bands, b, x + bands.begin(b) * row_items);
+  });
+  parallel(units, over(WORTH_A_THREAD, steps * STEP_BYTES), [&](int64_t from, int64_t to, int) {
     float* sums = static_cast<float*>(scratch<Sums>((bands.band_blocks + 1) * MOST_ROWS * P * 4));
-    each_panel(bands, panels, units * me / all, units * (me + 1) / all, [&](int64_t panel, int64_t block, int64_t end) {
+    each_panel(bands, panels, from, to, [&](int64_t panel, int64_t block, int64_t end) {
       const Weight* w = static_cast<const Weight*>(c.packed) + panel * steps * P * Kind::K;
       const int64_t count = end - block, near = count == 1 ? steps : NEAR_BYTES / STEP_BYTES;
       for (int64_t s = 0; s < steps; s += near) {

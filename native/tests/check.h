@@ -22,4 +22,11 @@ inline void near(double got, double want, double tolerance, const char* what) {
   std::exit(1);
 }
 
+// `holds`, or the end.
+inline void must(bool holds, const char* what) {
+  if (holds) return;
+  std::printf("not so: %s\n", what);
+  std::exit(1);
+}
+
 }  // namespace octavo

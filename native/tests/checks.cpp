@@ -15,9 +15,11 @@ void check_gather();
 void check_sampling();
 void check_linear();
 void check_attention();
+void check_team();
 }
 
 int main() {
+  octavo::check_team();
   for (int i = 0; i < octavo::num_levels(); ++i) {
     octavo::use_level(octavo::level(i).name);
     std::printf("%s\n", octavo::current_level().name);
