@@ -31,9 +31,10 @@ struct Wait {
 
 Team* Team::current() { return led; }
 
-void Team::lead(void (*work)(void*), void* data) {
+void Team::lead(void (*work)(void*), void* data, int most) {
   int threads = omp_get_max_threads();
-  if (threads > MOST_THREADS) threads = MOST_THREADS;
+  if (most > MOST_THREADS) most = MOST_THREADS;
+  if (threads > most) threads = most;
   if (threads <= 1 || led || omp_in_parallel()) return work(data);
   Team team(threads);
 #pragma omp parallel num_threads(threads)
@@ -50,6 +51,17 @@ void Team::lead(void (*work)(void*), void* data) {
 }
 
 void Team::share(int64_t tasks, int64_t chunk, int threads, Piece piece, const void* body) {
+  if (led) return led->run(tasks, chunk, threads, piece, body);
+  const auto job = [&] {
+    if (led)
+      led->run(tasks, chunk, threads, piece, body);
+    else
+      piece(body, 0, tasks, 0);
+  };
+  lead([](void* data) { (*static_cast<decltype(job)*>(data))(); }, const_cast<void*>(static_cast<const void*>(&job)), threads);
+}
+
+void Team::run(int64_t tasks, int64_t chunk, int threads, Piece piece, const void* body) {
   if (threads > size_) threads = size_;
   piece_ = piece;
   body_ = body;

@@ -1,8 +1,8 @@
 // Work shared among the compute threads: the OpenMP pool, which is PyTorch's own.
 //
-// Promises: `tasks` are cut into contiguous ranges, one or several a thread; with one task or one thread nothing is
-// woken. What is computed must not depend on the cut: bits are the same for every number of threads. While a tape is
-// replayed the threads are a `Team`; else each call is an OpenMP region.
+// Promises: `tasks` are cut into contiguous ranges; with one task or one thread nothing is woken. What is computed must
+// not depend on the cut: bits are the same for every number of threads. While a tape is replayed its `Team` does the
+// work; else one comes together for the call.
 #pragma once
 #include <cstdint>
 #include <omp.h>
@@ -11,7 +11,7 @@
 
 namespace octavo {
 
-constexpr int64_t PIECES_A_THREAD = 8;  // of a team's work: what one thread lags behind, another takes over
+constexpr int64_t PIECES_A_THREAD = 8;  // what one thread lags behind, another takes over
 
 // How many threads may work now.
 static inline int64_t most_threads() {
@@ -30,24 +30,12 @@ static inline void parallel(int64_t tasks, int64_t grain, const Body& body) {
     if (tasks > 0) body(int64_t(0), tasks, 0);
     return;
   }
-  if (Team* team = Team::current()) {
-    const int64_t pieces = threads * PIECES_A_THREAD, least = grain / 4 + 1;
-    int64_t chunk = (tasks + pieces - 1) / pieces;
-    if (chunk < least) chunk = least;
-    team->share(
-        tasks, chunk, int(threads),
-        [](const void* body, int64_t begin, int64_t end, int thread) {
-          (*static_cast<const Body*>(body))(begin, end, thread);
-        },
-        &body);
-    return;
-  }
-#pragma omp parallel num_threads(int(threads))
-  {
-    const int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
-    const int64_t begin = tasks * me / all, end = tasks * (me + 1) / all;
-    if (begin < end) body(begin, end, int(me));
-  }
+  const int64_t pieces = threads * PIECES_A_THREAD, least = grain / 4 + 1, even = (tasks + pieces - 1) / pieces;
+  Team::share(tasks, even < least ? least : even, int(threads),
+              [](const void* body, int64_t begin, int64_t end, int thread) {
+                (*static_cast<const Body*>(body))(begin, end, thread);
+              },
+              &body);
 }
 
 }  // namespace octavo

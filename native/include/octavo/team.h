@@ -21,15 +21,16 @@ class Team {
   // The team that this thread leads, or null.
   static Team* current();
 
-  // work(data) in this thread, which leads the others meanwhile. `work` must not throw. Within a parallel region, under
-  // another team's lead or with one thread it just runs.
-  static void lead(void (*work)(void*), void* data);
+  // work(data) in this thread, which leads up to `most` threads meanwhile. `work` must not throw. Within a parallel
+  // region, under another team's lead or with one thread it just runs.
+  static void lead(void (*work)(void*), void* data, int most = MOST_THREADS);
 
   int size() const { return size_; }
 
-  // piece(body, begin, end, thread) over all of [0, tasks), `chunk` tasks at a time, by up to `threads` of the team. Each
-  // thread has a range of its own and then takes from the others'. Returns when all is done.
-  void share(int64_t tasks, int64_t chunk, int threads, Piece piece, const void* body);
+  // piece(body, begin, end, thread) over all of [0, tasks), `chunk` tasks at a time, by up to `threads` of the team that
+  // this thread leads, or of one that comes together for it. Each thread has a range of its own and then takes from the
+  // others'. Returns when all is done.
+  static void share(int64_t tasks, int64_t chunk, int threads, Piece piece, const void* body);
 
  private:
   struct alignas(64) Range {
@@ -38,8 +39,9 @@ class Team {
   };
 
   explicit Team(int size) : size_(size) {}
-  void serve(int thread);   // until the team is over
-  void work(int thread);    // on the job, until nothing of it is left
+  void run(int64_t tasks, int64_t chunk, int threads, Piece piece, const void* body);
+  void serve(int thread);  // until the team is over
+  void work(int thread);   // on the job, until nothing of it is left
   void over() { state_.fetch_or(OVER); }
 
   // Threads beside the leader that are in the job; whether they may still enter; whether all is over; which job it is.
