@@ -1,9 +1,15 @@
 // The product of bf16 by AMX tiles: panels of 32 outputs, blocks of 32 rows, 2 x 2 tiles of sums.
 //
-// A weight is packed as [panel of 32 outputs][32 of k][2 tiles][16 pairs of k][16 outputs][2]; a tile is 1 KiB, and a panel is
-// read from front to back. x is read as it is where that may be, or from a copy padded to whole tiles. All row counts go
-// through the same instruction, so that they give the same bits (it takes denormals for zero, and adds the even and the
-// odd k of a tile apart: no other instruction's bits agree).
+// A weight is packed as [panel of 32 outputs][32 of k][2 tiles][16 pairs of k][16 outputs][2]; a tile is 1 KiB, and a
+// panel is read from front to back. All row counts go through the same instruction, so that they give the same bits (it
+// takes denormals for zero, and adds the even and the odd k of a tile apart: no other instruction's bits agree).
+//
+// With many rows, four products a step take 64 cycles, and one of the two sides has to come from the first cache for
+// the loads to keep up. So k is cut into chunks: a panel's chunk stays in the first cache while all blocks of a band of
+// rows come by from the second, and the band's part of x stays in the second while some panels come by. Sums wait in
+// memory from one chunk to the next, and go on as they were. Everything that is to come from farther away is fetched a
+// little at each step. x is read as it is where its rows lie well, or else from a copy in the order of use, whole tiles
+// at a time. Where few outputs would not pay for that copy, k is not cut, and more comes from the second cache.
 #pragma once
 #include "linear_vector.h"
 #include "octavo/tiles.h"
@@ -11,60 +17,84 @@
 namespace octavo {
 namespace OCTAVO_LEVEL {
 
-constexpr int64_t TILE_K = 32, TILE_ROWS = 16, PANEL = 32, BLOCK = 32;
-constexpr int64_t TILE_BYTES = 1024, STEP_OF_PANEL = 2 * TILE_BYTES;
-constexpr int64_t NEAR_PANEL = 44 << 10;  // a panel of this size stays in the first cache over all blocks of rows
+constexpr int64_t TILE_K = 32, TILE_ROWS = 16, PANEL = 32, BLOCK = 32, LINE_BYTES = 64;
+constexpr int64_t TILE_BYTES = 1024, STEP_BYTES = 2 * TILE_BYTES;  // of a panel, and of a block of rows
+constexpr int64_t SUMS_BYTES = BLOCK * PANEL * 4;
+constexpr int64_t NEAR_STEPS = 20;               // of a panel in the first cache, beside the sums and what is written
+constexpr int64_t CHUNK_STEPS = 16;              // the same where sums come and go
+constexpr int64_t LOCAL_ROWS_BYTES = 640 << 10;  // of x in the second cache
+constexpr int64_t WAITING_BYTES = 4 << 20;       // of sums between two chunks
+constexpr int64_t WRITE_FROM = 4, WRITE_ROWS = 4;  // the step from which on sums are written, and how many rows at each
+constexpr int64_t FEW_BLOCKS = 5;                // up to here weights are waited for, and a copy of x does not pay
+constexpr int64_t FEW_PANELS = 32;               // the same of outputs
+constexpr int64_t MOST_STEPS = 64;               // at once, where chunks are not shorter
 
-struct TilePiece {
-  const char* upper;  // 16 rows of x, and 16 more
-  const char* lower;
-  int64_t row_stride;  // bytes from one row to the next
-  const char* b;
-  const char* ahead;  // what later pieces will read, and how its lines and its steps lie
-  int64_t ahead_line, ahead_step;
+// Rows `from` to `end` of a block that begins at `begin`; the ones before `from` belong to another block.
+struct BlockOfRows {
+  int64_t begin, from, end;
 };
-
-// LINES: cache lines of later pieces fetched at each step. KEEPS: the panel is wanted again from the first cache.
-template <bool TWO, int LINES, bool KEEPS>
-OCTAVO_INLINE void run_tiles(TilePiece& piece, int64_t steps) {
-  TilePiece p = piece;
-  for (int64_t s = 0; s < steps; ++s) {
-    if (KEEPS) {
-      OCTAVO_TILE_LOAD(6, p.b, 64);
-      OCTAVO_TILE_LOAD_ONCE(4, p.upper, p.row_stride);
-      OCTAVO_TILE_LOAD(7, p.b + TILE_BYTES, 64);
-    } else {
-      OCTAVO_TILE_LOAD_ONCE(6, p.b, 64);
-      OCTAVO_TILE_LOAD_ONCE(4, p.upper, p.row_stride);
-      OCTAVO_TILE_LOAD_ONCE(7, p.b + TILE_BYTES, 64);
-    }
-    OCTAVO_TILE_DOT(0, 4, 6);
-    OCTAVO_TILE_DOT(1, 4, 7);
-    if (TWO) {
-      OCTAVO_TILE_LOAD_ONCE(5, p.lower, p.row_stride);
-      OCTAVO_TILE_DOT(2, 5, 6);
-      OCTAVO_TILE_DOT(3, 5, 7);
-    }
-#pragma GCC unroll 32
-    for (int i = 0; i < LINES; ++i) __builtin_prefetch(p.ahead + i * p.ahead_line, 0, 2);
-    p.ahead += p.ahead_step;
-    p.b += STEP_OF_PANEL;
-    p.upper += TILE_K * 2;
-    p.lower += TILE_K * 2;
-  }
-  piece = p;
+OCTAVO_INLINE BlockOfRows block_of_rows(int64_t block, int64_t rows) {
+  const int64_t from = block * BLOCK, end = from + BLOCK;
+  if (end <= rows || rows < BLOCK) return {from, from, end < rows ? end : rows};
+  // The last block begins earlier instead of being padded: some rows are computed twice, with the same bits.
+  return {rows - from > TILE_ROWS ? rows - BLOCK : rows - TILE_ROWS, from, rows};
 }
 
-template <bool TWO>
-static void run_tiles_fetching(TilePiece& p, int64_t steps, int64_t lines, bool keeps) {
-  if (lines > 16)
-    run_tiles<TWO, 32, false>(p, steps);
-  else if (lines > 4)
-    keeps ? run_tiles<TWO, 16, true>(p, steps) : run_tiles<TWO, 16, false>(p, steps);
-  else if (lines > 1)
-    keeps ? run_tiles<TWO, 4, true>(p, steps) : run_tiles<TWO, 4, false>(p, steps);
-  else
-    keeps ? run_tiles<TWO, 1, true>(p, steps) : run_tiles<TWO, 1, false>(p, steps);
+// In what order products are computed: band of rows after band of rows, in it panel after panel, in it block after
+// block; some panels together go through k chunk by chunk.
+struct TilePlan {
+  int64_t blocks, panels, steps;
+  int64_t chunk;       // steps of k
+  int64_t block_band;  // blocks
+  bool copies;         // x into whole tiles
+  explicit TilePlan(const LinearCall& c)
+      : blocks(over(c.rows, BLOCK)), panels(over(c.outputs, PANEL)), steps(over(c.inputs, TILE_K)), chunk(steps) {
+    const bool few = blocks <= FEW_BLOCKS;
+    int64_t band_bytes = LOCAL_ROWS_BYTES;
+    if (few) {
+      band_bytes = LOCAL_BYTES;  // all of them
+      if (blocks > 1 && blocks * steps * STEP_BYTES >= LOCAL_BYTES) chunk = over(steps, over(steps, MOST_STEPS));
+    } else if (steps > NEAR_STEPS) {
+      if (panels > FEW_PANELS || steps > MOST_STEPS)
+        chunk = over(steps, over(steps, CHUNK_STEPS));
+      else
+        band_bytes = LOCAL_BYTES;  // more rows for each reading of a panel, which now comes from farther away
+    }
+    block_band = band_bytes / (chunk * STEP_BYTES);
+    block_band = over(blocks, over(blocks, block_band > 1 ? block_band : 1));
+    // Rows that begin within a cache line make each line be read twice; and rows that lie 2 KiB apart, or a multiple of
+    // it, fall into few sets of the first cache.
+    const bool reads_twice = c.x_stride % 32 || uint64_t(c.x) % 64;
+    const bool collides = c.x_stride % 1024 == 0 && panels > FEW_PANELS;
+    copies = c.inputs % TILE_K || (blocks > 1 && reads_twice) || (!few && (collides || chunk < steps));
+  }
+};
+
+// Where a block's tiles of x lie in the copy: [chunk][block][step][upper rows, lower rows].
+OCTAVO_INLINE int64_t place_of_rows(const TilePlan& plan, int64_t block, int64_t step, int64_t steps) {
+  return (step * plan.blocks + block * steps) * STEP_BYTES;
+}
+OCTAVO_INLINE int64_t steps_of_chunk(const TilePlan& plan, int64_t step) {
+  return plan.steps - step < plan.chunk ? plan.steps - step : plan.chunk;
+}
+
+struct TileRows {};
+
+static void copy_block(const LinearCall& c, const TilePlan& plan, int64_t block, char* to) {
+  const BlockOfRows rows = block_of_rows(block, c.rows);
+  for (int64_t step = 0; step < plan.steps; step += plan.chunk) {
+    const int64_t steps = steps_of_chunk(plan, step), left = c.inputs - step * TILE_K;
+    const int64_t whole = left / TILE_K < steps ? left / TILE_K : steps;
+    for (int64_t r = 0; r < rows.end - rows.begin; ++r) {
+      const bf16* row = static_cast<const bf16*>(c.x) + (rows.begin + r) * c.x_stride + step * TILE_K;
+      char* at = to + place_of_rows(plan, block, step, steps) + r * LINE_BYTES;
+      for (int64_t s = 0; s < whole; ++s)
+        _mm512_store_si512(at + s * STEP_BYTES, _mm512_loadu_si512(row + s * TILE_K));
+      if (whole == steps) continue;
+      const __mmask32 some = (__mmask32(1) << (left - whole * TILE_K)) - 1;
+      _mm512_store_si512(at + whole * STEP_BYTES, _mm512_maskz_loadu_epi16(some, row + whole * TILE_K));
+    }
+  }
 }
 
 OCTAVO_INLINE void store_both(float* to, F a, F b) {
@@ -74,8 +104,8 @@ OCTAVO_INLINE void store_both(float* to, F a, F b) {
 OCTAVO_INLINE void store_both(bf16* to, F a, F b) { _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(b, a)); }
 
 template <class T>
-OCTAVO_INLINE void finish_tiles(const float* sums, T* out, int64_t out_stride, int64_t rows, int64_t columns,
-                                const float* bias) {
+OCTAVO_INLINE void finish_rows(const float* sums, T* out, int64_t out_stride, int64_t rows, int64_t columns,
+                               const float* bias) {
   if (columns < PANEL) {
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t v = 0; v < columns; v += W)
@@ -93,108 +123,124 @@ OCTAVO_INLINE void finish_tiles(const float* sums, T* out, int64_t out_stride, i
   }
 }
 
-struct TileRows {};
-
-// Copies rows [begin, end) into whole tiles of k.
-static void pad_rows(const LinearCall& c, int64_t begin, int64_t end, int64_t row_bytes, char* to) {
-  const int64_t bytes = c.inputs * 2, whole = over(c.inputs, TILE_K) * TILE_K * 2;
-  for (int64_t r = begin; r < end; ++r) {
-    char* row = to + r * row_bytes;
-    std::memcpy(row, static_cast<const bf16*>(c.x) + r * c.x_stride, size_t(bytes));
-    std::memset(row + bytes, 0, size_t(whole - bytes));
-  }
-}
-
-// Rows `from` to `end` of a block that begins at `begin`; the ones before `from` belong to another block.
-struct BlockOfRows {
-  int64_t begin, from, end;
-};
-OCTAVO_INLINE BlockOfRows block_of_rows(int64_t block, int64_t rows) {
-  const int64_t from = block * BLOCK, end = from + BLOCK;
-  if (end <= rows || rows < BLOCK) return {from, from, end < rows ? end : rows};
-  // The last block begins earlier instead of being padded: some rows are computed twice, with the same bits.
-  return {rows - from > TILE_ROWS ? rows - BLOCK : rows - TILE_ROWS, from, rows};
-}
-
-// The sums of one block, until they are added to the bias, rounded and written: that is done among the products of the
-// next block, when they have long reached the cache.
-struct Sums32 {
+// The sums of one block, until they are added to the bias, rounded and written: that is done a few rows at each step of
+// the next block, when they have long reached the cache, and so that the writes never wait in a queue.
+struct FinishedSums {
   alignas(64) float sums[BLOCK * PANEL];
-  BlockOfRows rows{0, 0, 0};
-  int64_t panel = 0;
+  const float* next = nullptr;
+  const float* bias = nullptr;
+  char* out = nullptr;
+  int64_t rows = 0;  // left
+  int64_t columns = 0, out_stride = 0;
+  Type type = Type::f32;
 
-  void write(const LinearCall& c) const {
-    if (rows.from == rows.end) return;
-    const int64_t element = c.out_type == Type::f32 ? 4 : 2;
-    const int64_t columns = c.outputs - panel * PANEL, count = rows.end - rows.from;
-    char* out = static_cast<char*>(c.out) + (rows.from * c.outputs + panel * PANEL) * element;
-    const float* mine = sums + (rows.from - rows.begin) * PANEL;
-    const float* bias = c.bias ? c.bias + panel * PANEL : nullptr;
-    if (c.out_type == Type::f32)
-      finish_tiles(mine, reinterpret_cast<float*>(out), c.outputs, count, columns, bias);
+  void take(const LinearCall& c, const BlockOfRows& block, int64_t panel) {
+    type = c.out_type;
+    rows = block.end - block.from;
+    columns = c.outputs - panel * PANEL;
+    out_stride = c.outputs;
+    next = sums + (block.from - block.begin) * PANEL;
+    bias = c.bias ? c.bias + panel * PANEL : nullptr;
+    out = static_cast<char*>(c.out) + (block.from * c.outputs + panel * PANEL) * (type == Type::f32 ? 4 : 2);
+  }
+  // Apart: within the loop over steps it would take the registers of the loop.
+  __attribute__((noinline)) void write(int64_t most) {
+    const int64_t n = rows < most ? rows : most;
+    if (type == Type::f32)
+      finish_rows(next, reinterpret_cast<float*>(out), out_stride, n, columns, bias);
     else
-      finish_tiles(mine, reinterpret_cast<bf16*>(out), c.outputs, count, columns, bias);
+      finish_rows(next, reinterpret_cast<bf16*>(out), out_stride, n, columns, bias);
+    next += n * PANEL;
+    out += n * out_stride * (type == Type::f32 ? 4 : 2);
+    rows -= n;
   }
 };
 
-// In what order (block of rows, panel) are computed, so that what is read again comes from the second cache: rows and
-// panels are cut into bands, and where a band's x is still too much, k is cut too: its sums then wait in memory.
-struct TilePlan {
-  int64_t blocks, panels, steps;
-  int64_t block_band, panel_band, step_band;
-  bool by_panel;  // in a band: all blocks of one panel, then the next panel; or all panels of one block
-  TilePlan(int64_t rows, int64_t panels, int64_t steps, int64_t row_bytes, int64_t threads)
-      : blocks(over(rows, BLOCK)), panels(panels), steps(steps), block_band(blocks), panel_band(panels), step_band(steps),
-        by_panel(true) {
-    const int64_t block_bytes = BLOCK * row_bytes, share = over(panels, threads);
-    if (blocks * block_bytes <= LOCAL_BYTES) return;
-    if (share * steps * STEP_OF_PANEL <= LOCAL_BYTES) {
-      panel_band = share;
-      by_panel = false;
-      return;
+// Memory that later products will read, some lines of it at each step.
+struct Ahead {
+  const char* at;
+  int64_t lines;
+};
+
+struct TilePiece {
+  const char* upper;  // 16 rows of x, and 16 more
+  const char* lower;
+  int64_t row_bytes, step_bytes;  // from one row of x to the next, and from one step to the next
+  const char* panel;
+  int64_t steps;
+  Ahead panels, rows, sums;  // sums: whole, by four lines a step
+  const float* from;         // sums so far, or null
+  float* to;
+};
+
+// LINES: of later panels, fetched at each step. KEEPS: the panel is wanted again from the first cache.
+// CHUNKS: there are sums, and rows of the next chunk, to be fetched.
+template <bool TWO, int LINES, bool KEEPS, bool CHUNKS>
+OCTAVO_INLINE void run_tiles(TilePiece p, FinishedSums& before) {
+  // As a variable: each address then waits for the one before, and that pace suits the memory: with constant offsets,
+  // as fast as the processor can ask, one row took an eighth longer.
+  int64_t line = LINE_BYTES;
+  asm volatile("" : "+r"(line));
+  for (int64_t s = 0; s < p.steps; ++s) {
+    if (KEEPS) {
+      OCTAVO_TILE_LOAD(6, p.panel, 64);
+      OCTAVO_TILE_LOAD_ONCE(4, p.upper, p.row_bytes);
+      OCTAVO_TILE_LOAD(7, p.panel + TILE_BYTES, 64);
+    } else {
+      OCTAVO_TILE_LOAD_ONCE(6, p.panel, 64);
+      OCTAVO_TILE_LOAD_ONCE(4, p.upper, p.row_bytes);
+      OCTAVO_TILE_LOAD_ONCE(7, p.panel + TILE_BYTES, 64);
     }
-    if (block_bytes > LOCAL_BYTES / 4) {
-      step_band = over(steps, over(block_bytes, LOCAL_BYTES / 8));
-      panel_band = 32;
+    OCTAVO_TILE_DOT(0, 4, 6);
+    OCTAVO_TILE_DOT(1, 4, 7);
+    if (TWO) {
+      OCTAVO_TILE_LOAD_ONCE(5, p.lower, p.row_bytes);
+      OCTAVO_TILE_DOT(2, 5, 6);
+      OCTAVO_TILE_DOT(3, 5, 7);
     }
-    block_band = LOCAL_BYTES / (block_bytes * step_band / steps);
-    block_band = over(blocks, over(blocks, block_band));
+#pragma GCC unroll 32
+    for (int i = 0; i < LINES; ++i) __builtin_prefetch(p.panels.at + i * line, 0, 2);
+    p.panels.at += p.panels.lines * LINE_BYTES;
+    if (CHUNKS) {
+      for (int64_t i = 0; i < p.rows.lines; ++i) __builtin_prefetch(p.rows.at + i * LINE_BYTES, 0, 2);
+      p.rows.at += p.rows.lines * LINE_BYTES;
+      if (p.sums.lines) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) __builtin_prefetch(p.sums.at + i * LINE_BYTES, 0, 3);
+        p.sums.at += 4 * LINE_BYTES;
+        p.sums.lines -= 4;
+      }
+    }
+    if (before.rows && s >= WRITE_FROM) before.write(WRITE_ROWS);
+    p.panel += STEP_BYTES;
+    p.upper += p.step_bytes;
+    p.lower += p.step_bytes;
   }
-};
-
-// A run of (block, panel) pairs within one band: the first block and panel of the band, and which pairs of it.
-struct TileRun {
-  int64_t block, panel, blocks, panels, from, to;
-};
-
-// The part [from, to) of all pairs, band after band.
-template <class Body>
-OCTAVO_INLINE void each_run(const TilePlan& plan, int64_t from, int64_t to, const Body& body) {
-  int64_t unit = 0;
-  for (int64_t block = 0; block < plan.blocks; block += plan.block_band)
-    for (int64_t panel = 0; panel < plan.panels; panel += plan.panel_band) {
-      TileRun run{block, panel, plan.blocks - block, plan.panels - panel, from - unit, to - unit};
-      if (run.blocks > plan.block_band) run.blocks = plan.block_band;
-      if (run.panels > plan.panel_band) run.panels = plan.panel_band;
-      const int64_t pairs = run.blocks * run.panels;
-      if (run.from < 0) run.from = 0;
-      if (run.to > pairs) run.to = pairs;
-      if (run.from < run.to) body(run);
-      unit += pairs;
-    }
 }
 
-// Products of one block into `now`, and the writing of the one `before`.
-template <bool TWO>
-static void multiply_block(const LinearCall& c, TilePiece& p, int64_t steps, int64_t lines, bool keeps, float* now,
-                           bool continues, const Sums32& before) {
+template <bool TWO, bool KEEPS, bool CHUNKS>
+static void run_tiles_fetching(const TilePiece& p, FinishedSums& before) {
+  if (p.panels.lines > 16)
+    run_tiles<TWO, 32, KEEPS, CHUNKS>(p, before);
+  else if (p.panels.lines > 8)
+    run_tiles<TWO, 16, KEEPS, CHUNKS>(p, before);
+  else if (p.panels.lines > 4)
+    run_tiles<TWO, 8, KEEPS, CHUNKS>(p, before);
+  else if (p.panels.lines > 2)
+    run_tiles<TWO, 4, KEEPS, CHUNKS>(p, before);
+  else
+    run_tiles<TWO, 2, KEEPS, CHUNKS>(p, before);
+}
+
+template <bool TWO, bool KEEPS, bool CHUNKS>
+static void multiply_piece(const TilePiece& p, FinishedSums& before) {
   fence();
-  if (continues) {
-    OCTAVO_TILE_LOAD(0, now, PANEL * 4);
-    OCTAVO_TILE_LOAD(1, now + 16, PANEL * 4);
+  if (CHUNKS && p.from) {
+    OCTAVO_TILE_LOAD(0, p.from, PANEL * 4);
+    OCTAVO_TILE_LOAD(1, p.from + 16, PANEL * 4);
     if (TWO) {
-      OCTAVO_TILE_LOAD(2, now + TILE_ROWS * PANEL, PANEL * 4);
-      OCTAVO_TILE_LOAD(3, now + TILE_ROWS * PANEL + 16, PANEL * 4);
+      OCTAVO_TILE_LOAD(2, p.from + TILE_ROWS * PANEL, PANEL * 4);
+      OCTAVO_TILE_LOAD(3, p.from + TILE_ROWS * PANEL + 16, PANEL * 4);
     }
   } else {
     OCTAVO_TILE_ZERO(0);
@@ -204,21 +250,16 @@ static void multiply_block(const LinearCall& c, TilePiece& p, int64_t steps, int
       OCTAVO_TILE_ZERO(3);
     }
   }
-  const int64_t begin = steps < 4 ? steps : 4;
-  run_tiles_fetching<TWO>(p, begin, lines, keeps);
-  before.write(c);
-  run_tiles_fetching<TWO>(p, steps - begin, lines, keeps);
-  OCTAVO_TILE_STORE(0, now, PANEL * 4);
-  OCTAVO_TILE_STORE(1, now + 16, PANEL * 4);
+  run_tiles_fetching<TWO, KEEPS, CHUNKS>(p, before);
+  if (before.rows) before.write(BLOCK);
+  OCTAVO_TILE_STORE(0, p.to, PANEL * 4);
+  OCTAVO_TILE_STORE(1, p.to + 16, PANEL * 4);
   if (TWO) {
-    OCTAVO_TILE_STORE(2, now + TILE_ROWS * PANEL, PANEL * 4);
-    OCTAVO_TILE_STORE(3, now + TILE_ROWS * PANEL + 16, PANEL * 4);
+    OCTAVO_TILE_STORE(2, p.to + TILE_ROWS * PANEL, PANEL * 4);
+    OCTAVO_TILE_STORE(3, p.to + TILE_ROWS * PANEL + 16, PANEL * 4);
   }
   fence();
 }
-
-// Whether many rows are worth a copy: rows that begin within a cache line make each line be read twice.
-static bool reads_badly(const LinearCall& c) { return c.x_stride % 32 || uint64_t(c.x) % 64; }
 
 struct WaitingSums {};
 
@@ -226,79 +267,132 @@ struct WaitingSums {};
 struct TileWork {
   const LinearCall& c;
   const TilePlan& plan;
-  const char* x;
-  int64_t row_bytes;
-  Sums32 sums[2];
-  int turn = 0;
+  const char* copy;  // of x, or null
+  FinishedSums finished{};
 
-  void run(const TileRun& r) {
-    float* waiting = nullptr;
-    if (plan.step_band < plan.steps)
-      waiting = static_cast<float*>(scratch<WaitingSums>((r.to - r.from) * BLOCK * PANEL * 4));
-    for (int64_t step = 0; step < plan.steps; step += plan.step_band)
-      for (int64_t u = r.from; u < r.to; ++u) piece(r, u, step, waiting);
+  // The part [from, to) of all (band of rows, panel, block).
+  void run(int64_t from, int64_t to) {
+    int64_t unit = 0;
+    for (int64_t block = 0; block < plan.blocks; block += plan.block_band) {
+      const int64_t blocks = plan.blocks - block < plan.block_band ? plan.blocks - block : plan.block_band;
+      const int64_t pairs = plan.panels * blocks, begin = from > unit ? from - unit : 0;
+      const int64_t end = to - unit < pairs ? to - unit : pairs;
+      unit += pairs;
+      if (begin >= end) continue;
+      int64_t panels = over(end, blocks) - begin / blocks;
+      if (plan.chunk < plan.steps) {
+        const int64_t most = WAITING_BYTES / (blocks * SUMS_BYTES);
+        panels = over(panels, over(panels, most > 1 ? most : 1));
+      }
+      for (int64_t u = begin, next; u < end; u = next) {
+        next = (u / blocks + panels) * blocks;
+        if (next > end) next = end;
+        run_panels(block, blocks, u, next);
+      }
+    }
+    if (finished.rows) finished.write(BLOCK);
   }
 
-  void piece(const TileRun& r, int64_t u, int64_t step, float* waiting) {
-    const int64_t i = plan.by_panel ? u % r.blocks : u / r.panels, j = plan.by_panel ? u / r.blocks : u % r.panels;
-    const int64_t steps = plan.steps - step < plan.step_band ? plan.steps - step : plan.step_band;
-    const bool last = step + steps == plan.steps;
-    const BlockOfRows rows = block_of_rows(r.block + i, c.rows);
-    const char* upper = x + rows.begin * row_bytes + step * TILE_K * 2;
-    const char* w = static_cast<const char*>(c.packed) + ((r.panel + j) * plan.steps + step) * STEP_OF_PANEL;
-    TilePiece p{upper, upper + TILE_ROWS * row_bytes, row_bytes, w, w, 64, 0};
-    int64_t lines;
-    if (plan.by_panel) {  // the next panel, a share of it with each block
-      lines = over(32, r.blocks);
-      p.ahead_step = lines * 64;
-      p.ahead += r.blocks == 1 ? AHEAD_BYTES : plan.steps * STEP_OF_PANEL + i * lines * 64 * steps;
-    } else {  // the next block of rows, a share of it with each panel
-      lines = over(32, r.panels);
-      p.ahead_line = row_bytes;
-      p.ahead_step = 64;
-      p.ahead = upper + (BLOCK + j * lines) * row_bytes;
+  void run_panels(int64_t block, int64_t blocks, int64_t from, int64_t to) {
+    if (plan.chunk == plan.steps) {
+      for (int64_t u = from; u < to; ++u) multiply(block, blocks, u, from, to, 0, nullptr);
+      return;
     }
-    Sums32 &now = sums[turn], &before = sums[turn ^ 1];
-    float* to = last ? now.sums : waiting + (u - r.from) * BLOCK * PANEL;
-    if (last && step > 0) std::memcpy(to, waiting + (u - r.from) * BLOCK * PANEL, BLOCK * PANEL * 4);
-    const bool keeps = plan.by_panel && r.blocks > 1 && steps * STEP_OF_PANEL <= NEAR_PANEL;
+    float* waiting = static_cast<float*>(scratch<WaitingSums>((to - from) * SUMS_BYTES));
+    for (int64_t step = 0; step < plan.steps; step += plan.chunk)
+      for (int64_t u = from; u < to; ++u) multiply(block, blocks, u, from, to, step, waiting);
+  }
+
+  const char* panel_at(int64_t panel, int64_t step) const {
+    return static_cast<const char*>(c.packed) + (panel * plan.steps + step) * STEP_BYTES;
+  }
+
+  // What of the weight is read after this panel, of panels [first, end) that go through k together.
+  const char* panel_after(int64_t panel, int64_t first, int64_t end, int64_t step) const {
+    if (panel + 1 < end) return panel_at(panel + 1, step);
+    const int64_t next = step + plan.chunk;
+    return next < plan.steps ? panel_at(first, next) : panel_at(end, 0);
+  }
+
+  // One block by one panel, over the chunk that begins at `step`.
+  void multiply(int64_t block, int64_t blocks, int64_t u, int64_t from, int64_t to, int64_t step, float* waiting) {
+    const int64_t i = u % blocks, panel = u / blocks, steps = steps_of_chunk(plan, step);
+    const bool last = step + steps == plan.steps;
+    const BlockOfRows rows = block_of_rows(block + i, c.rows);
+    TilePiece p;
+    if (copy) {
+      p.row_bytes = LINE_BYTES;
+      p.step_bytes = STEP_BYTES;
+      p.upper = copy + place_of_rows(plan, block + i, step, steps);
+      p.lower = p.upper + TILE_BYTES;
+    } else {
+      p.row_bytes = c.x_stride * 2;
+      p.step_bytes = LINE_BYTES;
+      p.upper = static_cast<const char*>(c.x) + rows.begin * p.row_bytes + step * LINE_BYTES;
+      p.lower = p.upper + TILE_ROWS * p.row_bytes;
+    }
+    p.panel = panel_at(panel, step);
+    p.steps = steps;
+    p.panels.lines = over(STEP_BYTES / LINE_BYTES, blocks);
+    if (blocks == 1)
+      p.panels.at = p.panel + AHEAD_BYTES;
+    else  // each block fetches its share of the panel after this one
+      p.panels.at = panel_after(panel, from / blocks, over(to, blocks), step) + i * p.panels.lines * LINE_BYTES * steps;
+    p.from = step ? waiting + (u - from) * BLOCK * PANEL : nullptr;
+    p.to = last ? finished.sums : waiting + (u - from) * BLOCK * PANEL;
+    if (waiting) {
+      p.rows = {p.upper, 0};
+      if (copy) {  // each panel fetches its share of the rows' next chunk
+        const int64_t first = from / blocks, next = last ? 0 : step + steps;
+        p.rows.lines = over(STEP_BYTES / LINE_BYTES, over(to, blocks) - first);
+        p.rows.at = copy + place_of_rows(plan, block + i, next, steps_of_chunk(plan, next)) +
+                    (panel - first) * p.rows.lines * LINE_BYTES * steps;
+      }
+      p.sums.at = reinterpret_cast<const char*>(waiting + (u + 1 < to ? u + 1 - from : 0) * BLOCK * PANEL);
+      p.sums.lines = SUMS_BYTES / LINE_BYTES;
+    }
+    const bool keeps = blocks > 1 && steps <= NEAR_STEPS;
     if (rows.end - rows.begin > TILE_ROWS)
-      multiply_block<true>(c, p, steps, lines, keeps, to, step > 0, before);
+      multiply_piece_of<true>(p, keeps, waiting);
     else
-      multiply_block<false>(c, p, steps, lines, keeps, to, step > 0, before);
-    before.rows = {0, 0, 0};
-    if (!last) return;
-    now.rows = rows;
-    now.panel = r.panel + j;
-    turn ^= 1;
+      multiply_piece_of<false>(p, keeps, waiting);
+    if (last) finished.take(c, rows, panel);
+  }
+
+  template <bool TWO>
+  void multiply_piece_of(const TilePiece& p, bool keeps, bool chunks) {
+    if (chunks)
+      multiply_piece<TWO, true, true>(p, finished);
+    else if (keeps)
+      multiply_piece<TWO, true, false>(p, finished);
+    else
+      multiply_piece<TWO, false, false>(p, finished);
   }
 };
 
 static void multiply_by_tiles(const LinearCall& c) {
-  const int64_t steps = over(c.inputs, TILE_K), panels = over(c.outputs, PANEL);
-  const bool copies = c.inputs % TILE_K || (c.rows > BLOCK && reads_badly(c));
-  // An odd number of cache lines a row: sixteen rows then lie in different sets of the first cache.
-  const int64_t row_bytes = copies ? (steps * 64) | 64 : c.x_stride * 2;
-  char* copy = copies ? static_cast<char*>(scratch<TileRows>(c.rows * row_bytes)) : nullptr;
-  const char* x = copies ? copy : static_cast<const char*>(c.x);
-  const int64_t units = panels * over(c.rows, BLOCK);
-  if (copies)
-    parallel(c.rows, over(WORTH_A_THREAD, row_bytes),
-             [&](int64_t begin, int64_t end, int) { pad_rows(c, begin, end, row_bytes, copy); });
-  const TilePlan plan(c.rows, panels, steps, row_bytes, most_threads());
+  const TilePlan plan(c);
+  char* copy = plan.copies ? static_cast<char*>(scratch<TileRows>(plan.blocks * plan.steps * STEP_BYTES)) : nullptr;
+  if (copy)
+    parallel(plan.blocks, over(WORTH_A_THREAD, plan.steps * STEP_BYTES), [&](int64_t begin, int64_t end, int) {
+      for (int64_t b = begin; b < end; ++b) copy_block(c, plan, b, copy);
+    });
+  const int64_t units = plan.panels * plan.blocks;
+  int64_t grain = over(WORTH_A_THREAD, plan.steps * STEP_BYTES);
+  // With many blocks each part begins with what is in no cache yet: few parts.
+  if (plan.blocks > FEW_BLOCKS && grain < units / most_threads()) grain = units / most_threads();
   const bool few = c.rows < BLOCK;
-  parallel(units, over(WORTH_A_THREAD, steps * STEP_OF_PANEL), [&](int64_t begin, int64_t end, int) {
+  parallel(units, grain, [&](int64_t begin, int64_t end, int) {
     shape_tiles(int(few && c.rows < TILE_ROWS ? c.rows : TILE_ROWS),
                 int(few && c.rows > TILE_ROWS ? c.rows - TILE_ROWS : TILE_ROWS));
-    TileWork work{c, plan, x, row_bytes};
-    each_run(plan, begin, end, [&](const TileRun& run) { work.run(run); });
-    work.sums[work.turn ^ 1].write(c);
+    TileWork work{c, plan, copy};
+    work.run(begin, end);
     release_tiles();
   });
 }
 
 static int64_t tile_bytes(int64_t inputs, int64_t outputs) {
-  return over(outputs, PANEL) * over(inputs, TILE_K) * STEP_OF_PANEL;
+  return over(outputs, PANEL) * over(inputs, TILE_K) * STEP_BYTES;
 }
 
 static void pack_for_tiles(const void* weight, int64_t stride, void* packed, int64_t inputs, int64_t outputs) {

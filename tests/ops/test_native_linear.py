@@ -51,7 +51,7 @@ def test_it_agrees_with_the_product_in_float64(level, inputs, outputs, dtype, ou
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize(("inputs", "outputs"), [(33, 31), (576, 160), (1100, 40)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(33, 31), (576, 160), (1100, 40), (2100, 72)])
 def test_a_row_has_the_same_bits_among_any_number_of_rows(level, inputs, outputs, dtype):
     weight, bias, x = data(inputs, outputs, 300, dtype)
     for out_dtype in (None, F32):

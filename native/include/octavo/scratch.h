@@ -1,13 +1,17 @@
-// Working memory of a thread, grown and kept. Include it in ops/*.cpp only.
+// Working memory of a thread, grown and kept; much of it lies in large pages. Include it in ops/*.cpp only.
 //
 // Each use has a `Tag` type of its own, so that two never get the same memory.
 #pragma once
+#include <sys/mman.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 
 namespace octavo {
 namespace OCTAVO_LEVEL {
+
+constexpr int64_t LARGE_PAGE = 2 << 20;
 
 struct Scratch {
   void* memory = nullptr;
@@ -16,12 +20,16 @@ struct Scratch {
   void* take(int64_t num_bytes) {
     if (num_bytes > size) {
       std::free(memory);
-      size = (num_bytes + num_bytes / 4 + 4095) / 4096 * 4096;
-      memory = std::aligned_alloc(4096, size_t(size));
+      const int64_t page = num_bytes < LARGE_PAGE ? 4096 : LARGE_PAGE;
+      size = (num_bytes + num_bytes / 4 + page - 1) / page * page;
+      memory = std::aligned_alloc(size_t(page), size_t(size));
       if (!memory) {  // where one step's working memory is refused nothing can go on
         std::fprintf(stderr, "octavo: the system refuses %ld bytes of working memory\n", long(size));
         std::abort();
       }
+#if defined(MADV_HUGEPAGE)
+      if (page == LARGE_PAGE) madvise(memory, size_t(size), MADV_HUGEPAGE);  // where they are refused small ones serve
+#endif
     }
     return memory;
   }
