@@ -22,6 +22,12 @@ void bind_linear(nanobind::module_& m) {
                                         outputs, Type(type), Type(out_type)});
     });
   });
+  m.def("linear_rows", [](Ptr packed, Ptr index, Ptr out, int64_t rows, int64_t inputs, int64_t outputs, int type) {
+    call("linear_rows", rows, [=](int64_t n) {
+      current_level().linear->unpack_rows(at<void>(packed), at<int64_t>(index), at<void>(out), n, inputs, outputs,
+                                          Type(type));
+    });
+  });
 }
 
 }  // namespace octavo

@@ -54,8 +54,18 @@ static void multiply(const LinearCall& call) {
 #endif
 }
 
+static void unpack_rows(const void* packed, const int64_t* index, void* out, int64_t rows, int64_t inputs,
+                        int64_t outputs, Type type) {
+  if (type == Type::f32) return unpack_rows_of_vectors<Single>(packed, index, out, rows, inputs, outputs);
+#if defined(OCTAVO_LEVEL_AMX)
+  unpack_rows_of_tiles(packed, index, out, rows, inputs, outputs);
+#else
+  unpack_rows_of_vectors<Half>(packed, index, out, rows, inputs, outputs);
+#endif
+}
+
 extern const LinearTable linear_table;
-const LinearTable linear_table = {layout, packed_bytes, pack, multiply};
+const LinearTable linear_table = {layout, packed_bytes, pack, multiply, unpack_rows};
 
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo

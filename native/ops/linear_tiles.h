@@ -409,5 +409,19 @@ static void pack_for_tiles(const void* weight, int64_t stride, void* packed, int
   });
 }
 
+static void unpack_rows_of_tiles(const void* packed, const int64_t* index, void* out, int64_t rows, int64_t inputs,
+                                 int64_t outputs) {
+  const int64_t steps = over(inputs, TILE_K);
+  each_packed_row(index, static_cast<bf16*>(out), rows, inputs, outputs, 2, [&](int64_t row, bf16* to) {
+    const int64_t n = row % PANEL;
+    const bf16* from = static_cast<const bf16*>(packed) + row / PANEL * steps * PANEL * TILE_K + n / 16 * 512 + n % 16 * 2;
+    int64_t k = 0;
+    for (; k + TILE_K <= inputs; k += TILE_K, from += 1024)
+#pragma GCC unroll 16
+      for (int pair = 0; pair < TILE_K / 2; ++pair) std::memcpy(to + k + pair * 2, from + pair * 32, 4);
+    for (int64_t i = 0; k + i < inputs; ++i) to[k + i] = from[i / 2 * 32 + i % 2];
+  });
+}
+
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo

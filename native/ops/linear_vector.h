@@ -315,5 +315,35 @@ static void pack_for_vectors(const void* weight, int64_t stride, void* packed, i
   });
 }
 
+constexpr int64_t FETCHED_BYTES = 64 << 10;  // of cache lines, worth a thread of their own
+
+// Rows of a packed weight by index: body(row, to) writes one that exists. A row lies in one cache line for each `near` k.
+template <class Item, class Body>
+OCTAVO_INLINE void each_packed_row(const int64_t* index, Item* out, int64_t rows, int64_t inputs, int64_t outputs,
+                                   int64_t near, const Body& body) {
+  const int64_t grain = over(FETCHED_BYTES, over(inputs, near) * 64);
+  parallel(rows, grain, [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r)
+      if (index[r] >= 0 && index[r] < outputs)
+        body(index[r], out + r * inputs);
+      else
+        std::memset(out + r * inputs, 0, size_t(inputs) * sizeof(Item));
+  });
+}
+
+template <class Kind>
+static void unpack_rows_of_vectors(const void* packed, const int64_t* index, void* out, int64_t rows, int64_t inputs,
+                                   int64_t outputs) {
+  using Weight = typename Kind::Weight;
+  const int64_t steps = over(inputs, Kind::K);
+  each_packed_row(index, static_cast<Weight*>(out), rows, inputs, outputs, Kind::K, [&](int64_t row, Weight* to) {
+    const Weight* from = static_cast<const Weight*>(packed) + row / P * steps * P * Kind::K + row % P * Kind::K;
+    for (int64_t step = 0; step < inputs / Kind::K; ++step)
+      std::memcpy(to + step * Kind::K, from + step * P * Kind::K, Kind::K * sizeof(Weight));
+    for (int64_t k = inputs / Kind::K * Kind::K; k < inputs; ++k)
+      to[k] = from[k / Kind::K * P * Kind::K + k % Kind::K];
+  });
+}
+
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo

@@ -74,6 +74,19 @@ void check(int64_t inputs, int64_t outputs, Type type, const int64_t all_rows = 
       std::printf("linear %ld x %ld: not rounded once\n", long(inputs), long(outputs));
       std::exit(1);
     }
+  std::vector<int64_t> index;
+  for (int64_t n = -1; n <= outputs; ++n) index.push_back(n);
+  const size_t row_bytes = size_t(inputs) * (type == Type::f32 ? 4 : 2);
+  std::vector<char> rows(index.size() * row_bytes, 1), zeros(row_bytes);
+  linear.unpack_rows(packed, index.data(), rows.data(), int64_t(index.size()), inputs, outputs, type);
+  for (size_t r = 0; r < index.size(); ++r) {
+    const bool there = index[r] >= 0 && index[r] < outputs;
+    const char* want = there ? (const char*)w.as(type) + size_t(index[r]) * row_bytes : zeros.data();
+    if (std::memcmp(rows.data() + r * row_bytes, want, row_bytes)) {
+      std::printf("linear %ld x %ld: row %ld is not what was packed\n", long(inputs), long(outputs), long(index[r]));
+      std::exit(1);
+    }
+  }
   std::free(packed);
 }
 

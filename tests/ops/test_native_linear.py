@@ -145,3 +145,20 @@ def test_other_types_are_the_references(level):
     multiply = NativeLinear()(weight, bias)
     assert not multiply.packed
     assert torch.equal(multiply(x), reference.linear(weight, bias)(x))
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_packed_weight_gives_its_rows_back(level, threads, inputs, outputs, dtype):
+    """As `reference.gather_rows` does from the weight itself, denormals, infinities and all."""
+    weight, _, _ = data(inputs, outputs, 1, dtype)
+    weight[0, :4] = torch.tensor([float("inf"), -0.0, 1e-40, float("nan")])[: min(4, inputs)]
+    multiply = NativeLinear()(weight, None, F32)
+    for count in (0, 1, 7, 300):
+        index = torch.arange(count) * 13 % (outputs + 2) - 1  # one before the first and one behind the last, too
+        got = multiply.rows(index)
+        assert got.dtype == dtype
+        assert torch.equal(got.view(torch.uint8), reference.gather_rows(weight, index).contiguous().view(torch.uint8))
+    apart = torch.arange(outputs).repeat_interleave(2)[::2]
+    assert torch.equal(multiply.rows(apart).view(torch.uint8), weight.view(torch.uint8))
+    assert NativeLinear.gives_rows(dtype) and not NativeLinear.gives_rows(torch.float16)

@@ -23,6 +23,9 @@ struct LinearTable {
   // weight: `outputs` rows of `inputs` elements, `stride` elements apart.
   void (*pack)(const void* weight, int64_t stride, void* packed, int64_t inputs, int64_t outputs, Type type);
   void (*multiply)(const LinearCall& call);
+  // out[r] = row index[r] of the weight that `pack` was given, to the bit; zeros for an index outside 0 .. outputs.
+  void (*unpack_rows)(const void* packed, const int64_t* index, void* out, int64_t rows, int64_t inputs, int64_t outputs,
+                      Type type);
 };
 
 }  // namespace octavo

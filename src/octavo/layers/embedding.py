@@ -1,10 +1,11 @@
 """Token embedding and output head, divided by vocabulary over a group of ranks.
 
-Promises: a tied head multiplies by the embedding's own weight, with no second copy of it but a packed one.
+Promises: a tied head multiplies by the embedding's own weight, which is kept once where the packed form of it can be
+read by rows, and a second time packed where it cannot.
 Does not know: checkpoint names, or sampling.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -12,9 +13,11 @@ from torch import nn
 from octavo.distributed.group import Group
 from octavo.ops.registry import GatherRows, Linear, Multiply
 from octavo.quant.api import (
+    GivesRows,
     LinearScheme,
     PackingLinear,
     Piece,
+    RowsLinear,
     Share,
     Unquantized,
     as_piece,
@@ -30,7 +33,7 @@ class Embedding(nn.Module):
 
     Each rank keeps `ceil(vocab / ranks)` rows; the last rank's missing ones stay unused.
 
-    Owns: `weight` [rows, hidden].
+    Owns: `weight` [rows, hidden]; without content when a tied head has it.
     """
 
     def __init__(
@@ -43,7 +46,10 @@ class Embedding(nn.Module):
         self._rows = -(-vocab_size // group.size)
         self._first = group.rank * self._rows
         self.weight = nn.Parameter(torch.empty(self._rows, hidden_size, dtype=dtype), requires_grad=False)
-        self._sharing: tuple[StoredTiedHead, ...] = ()  # in a tuple, so that they are not counted as children
+        # in tuples, so that they are not counted as children
+        self._sharing: tuple[StoredTiedHead, ...] = ()
+        self._taker: tuple[TiedHead, ...] = ()
+        self._rows_by: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     @property
     def share(self) -> Share:
@@ -55,6 +61,36 @@ class Embedding(nn.Module):
     def share_pieces(self, head: "StoredTiedHead") -> None:
         """Show `head` each tensor that comes."""
         self._sharing += (head,)
+
+    def give_to(self, head: "TiedHead") -> None:
+        """`head` will keep the weight; `hand_over` says that it does."""
+        self._taker = (head,)
+
+    def hand_over(self, rows: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """From now on rows come from there, and the table's memory goes."""
+        self._rows_by = rows
+        self.weight = nn.Parameter(torch.empty_like(self.weight, device="meta"), requires_grad=False)
+
+    def finish(self) -> None:
+        """Let the head take the weight now, not when all other layers are in memory beside it."""
+        for head in self._taker:
+            head.finish()
+
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self._taker else self.weight.numel() * self.weight.element_size()
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        return {} if self._taker else {"weight": self.weight.data}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        if state.keys() != self.state().keys():
+            raise KeyError(f"{sorted(state)} is not {sorted(self.state())}")
+        if not self._taker:
+            check_shape(as_piece(state["weight"]), tuple(self.weight.shape))
+            if state["weight"].dtype != self.weight.dtype:
+                raise ValueError(f"the embedding is {state['weight'].dtype}")
+            self.weight = nn.Parameter(state["weight"], requires_grad=False)
 
     def pieces(self) -> Mapping[str, tuple[str | None, ...]]:
         return {"weight": (None,)}
@@ -81,8 +117,11 @@ class Embedding(nn.Module):
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self._group.size == 1:
-            return self._gather(self.weight, token_ids)
-        return self._group.all_reduce(self._gather(self.weight, token_ids - self._first))  # zeros for others' tokens
+            return self._rows_of(token_ids)
+        return self._group.all_reduce(self._rows_of(token_ids - self._first))  # zeros for others' tokens
+
+    def _rows_of(self, index: torch.Tensor) -> torch.Tensor:
+        return self._gather(self.weight, index) if self._rows_by is None else self._rows_by(index)
 
 
 class Head(nn.Module):
@@ -122,7 +161,8 @@ class Head(nn.Module):
 class TiedHead(nn.Module):
     """A head that multiplies by the embedding's weight; its logits are float32.
 
-    Owns: the multiplication made from it in `finish`; the embedding owns the weight.
+    Owns: the multiplication made from it in `finish`; the embedding owns the weight, unless the multiplication gives
+    its rows.
     """
 
     def __init__(self, embedding: Embedding, *, linear: Linear, group: Group) -> None:
@@ -130,9 +170,20 @@ class TiedHead(nn.Module):
         self._embedding = (embedding,)  # in a tuple, so that it is not counted as a child
         self._linear, self._group = linear, group
         self._multiply: Multiply | None = None
+        self._takes = isinstance(linear, RowsLinear) and linear.gives_rows(embedding.weight.dtype)
+        if self._takes:
+            embedding.give_to(self)
 
     def finish(self) -> None:
-        self._multiply = self._linear(self._embedding[0].weight.data, None, torch.float32)
+        if self._multiply is None:
+            self._use(self._linear(self._embedding[0].weight.data, None, torch.float32))
+
+    def _use(self, multiply: Multiply) -> None:
+        self._multiply = multiply
+        if self._takes:
+            if not isinstance(multiply, GivesRows):
+                raise RuntimeError(f"{type(multiply).__name__} gives no rows, although it was promised")
+            self._embedding[0].hand_over(multiply.rows)
 
     @property
     def num_bytes(self) -> int:
@@ -149,7 +200,8 @@ class TiedHead(nn.Module):
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         weight = self._embedding[0].weight
         if state and isinstance(self._linear, PackingLinear):
-            self._multiply = self._linear.restore(state, weight.shape[1], weight.shape[0], weight.dtype, torch.float32)
+            shape = (weight.shape[1], weight.shape[0])
+            self._use(self._linear.restore(state, *shape, weight.dtype, torch.float32))
         else:
             self.finish()
 

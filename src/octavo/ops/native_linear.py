@@ -26,7 +26,7 @@ class NativeMultiply:
     """
 
     packed = True
-    __slots__ = ("_bias", "_bias_at", "_inputs", "_out_dtype", "_outputs", "_packed", "_packed_at", "_types")
+    __slots__ = ("_bias", "_bias_at", "_dtype", "_inputs", "_out_dtype", "_outputs", "_packed", "_packed_at", "_types")
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class NativeMultiply:
         self._bias_at = 0 if self._bias is None else self._bias.data_ptr()
         self._inputs = in_features
         self._outputs = out_features
+        self._dtype = dtype
         self._out_dtype = out_dtype or dtype
         self._types = (DTYPES[dtype], DTYPES[self._out_dtype])
 
@@ -63,6 +64,16 @@ class NativeMultiply:
             self._inputs,
             self._outputs,
             *self._types,
+        )
+        return out
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Rows of the weight by index (int64), as they were before they were packed; `reference.gather_rows`."""
+        index = index.contiguous()
+        count = index.shape[0]
+        out = torch.empty((count, self._inputs), dtype=self._dtype)
+        core.linear_rows(
+            self._packed_at, index.data_ptr(), out.data_ptr(), count, self._inputs, self._outputs, self._types[0]
         )
         return out
 
@@ -93,6 +104,11 @@ class NativeLinear:
         packed = self._arena.take(core.linear_packed_bytes(inputs, outputs, kind))
         core.linear_pack(weight.data_ptr(), weight.stride(0), packed.data_ptr(), inputs, outputs, kind)
         return NativeMultiply(packed, bias, inputs, outputs, weight.dtype, out_dtype)
+
+    @staticmethod
+    def gives_rows(dtype: torch.dtype) -> bool:
+        """True when the multiplication by a weight of this type can give the weight's `rows`."""
+        return dtype in SERVED
 
     @staticmethod
     def layout(dtype: torch.dtype) -> str:

@@ -330,6 +330,22 @@ class PackingLinear(Protocol):
         """The multiplication whose `state` this is, over these tensors themselves; "packed" is one of them."""
 
 
+@runtime_checkable
+class RowsLinear(Protocol):
+    """A `Linear` whose multiplications give the rows of their weight too, so that nobody else has to keep it."""
+
+    def gives_rows(self, dtype: torch.dtype) -> bool:
+        """Whether those by weights of this type do; they are `GivesRows` then."""
+
+
+@runtime_checkable
+class GivesRows(Protocol):
+    """A multiplication that knows its weight exactly."""
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Rows of the weight by index [T] int64; zeros where there is no such row."""
+
+
 def state_of(multiply: Multiply) -> Mapping[str, torch.Tensor]:
     """A packed multiplication's tensors. Raises `NotImplementedError` when it does not show them."""
     if not isinstance(multiply, Stateful):
