@@ -181,6 +181,7 @@ def decide_layout(
             num_blocks=num_blocks,
             max_model_len=max_len,
             max_batched_tokens=batched,
+            order="block",  # a block that was never taken has touched no memory, in no layer
         )
 
     # The null block is ours: a user who asks for N blocks can use N.
