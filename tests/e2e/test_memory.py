@@ -2,6 +2,7 @@
 
 import queue
 import resource
+import subprocess
 import sys
 from pathlib import Path
 
@@ -93,3 +94,21 @@ def test_cache_that_no_request_has_used_is_not_resident() -> None:
         assert watcher.resident() <= (used + 2) * block_bytes + LARGE_PAGES
     finally:
         client.close()
+
+
+ONE_ANSWER = """
+import sys
+from octavo.entrypoints.llm import LLM
+llm = LLM(sys.argv[1], dtype="bfloat16", max_model_len=64, num_kv_blocks=16, num_threads=1, weight_cache="off")
+llm.generate(["hello there"])
+print(*(name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules))
+"""
+
+
+def test_an_engine_does_not_load_torchs_compiler() -> None:
+    """A second of start-up and 74 MiB, and torch imports it in unexpected places."""
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_ANSWER, str(checkpoints.tiny_llama())], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout.strip()

@@ -111,6 +111,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._pool = pool
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would import its whole compiler (74 MiB, a second) to keep it from looking in here."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
