@@ -30,6 +30,7 @@ import zmq
 
 from octavo.base.codec import Decoder, Encoder
 from octavo.base.errors import ConfigError, EngineDead, LoadError, OctavoError, ServerError
+from octavo.base.heap import give_back
 from octavo.base.outputs import EngineOutputs
 from octavo.base.requests import Abort, Admin, AdminReply, EngineRequest, Submit
 from octavo.config.schema import EngineConfig
@@ -142,6 +143,7 @@ def main() -> int:
             on_death=lambda error: _report_death(sender, error, stop, boot.debug),
         )
         loop.start()
+        give_back()
         sender.send(Ready(started.report, os.getpid()))
         _pump(context, f"ipc://{boot.folder}/down", loop, stop)
         loop.stop()

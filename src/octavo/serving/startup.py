@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.base.heap import give_back
 from octavo.base.types import UsageContext
 from octavo.config.args import ENGINE_SECTIONS, Given, engine_config, given_from_keywords
 from octavo.config.env import Env, compute_settings, read_env
@@ -204,6 +205,7 @@ def open_online(
     with process_ahead(own) as ahead:
         prepared = prepare(given, env, progress)
         client, report = start_client(prepared, progress, env=env, process=process or ahead)
+    give_back()
     info = _info(prepared, report, usage)
     limits = _limits(prepared, report)
     stats = StatsBook()
