@@ -39,6 +39,7 @@ from octavo.engine.loop import EngineLoop
 from octavo.engine.spawn import Process, start_process
 from octavo.engine.startup import StartupReport, build_core, executors
 from octavo.plugins.general import load_general
+from octavo.plugins.registry import load_target
 
 POLL_MS = 200
 CONNECT_TRIES = 50  # of POLL_MS each
@@ -117,6 +118,7 @@ def main() -> int:
     faulthandler.register(signal.SIGUSR1)  # where every thread stands, to standard error (OPS-3)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; Ctrl-C reaches the whole group
     with suppress(Exception):  # slow, so it is done while the parent reads the model's files; told by `build_core`
+        load_target("octavo.platforms.lean:import_torch")()
         executors().load("uni")
     if not (data := _read_boot()):
         return 0  # the parent is gone, or has no use for us

@@ -28,6 +28,7 @@ from octavo.distributed.group import split_evenly
 from octavo.models.registry import architectures, resolve
 from octavo.ops.pages import Memory
 from octavo.ops.registry import OpRegistry, Ops
+from octavo.platforms import lean
 from octavo.quant.api import (
     LinearScheme,
     NamedLinear,
@@ -223,7 +224,12 @@ def build_model(ctx: BuildContext) -> nn.Module:
     """
     cls = resolve(ctx.facts.architecture, architectures(ctx.plugins))
     with torch.device(ctx.device):
-        model: nn.Module = cls(ctx)
+        try:
+            model: nn.Module = cls(ctx)
+        except NotImplementedError:  # an operator on meta; torch may have been imported without its rare ones
+            if not lean.complete():
+                raise
+            model = cls(ctx)
     _name_linears(model, cls.weight_map(ctx.facts), ctx.scheme)
     return model.eval()
 
