@@ -22,6 +22,7 @@ from octavo.worker.memory import KVMemory
 from octavo.worker.seams import NullPart
 from octavo.worker.worker import WorkerSeams
 from tests.support import checkpoints
+from tests.support.live import spawn
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 PAGE = resource.getpagesize()
@@ -112,3 +113,21 @@ def test_an_engine_does_not_load_torchs_compiler() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert not done.stdout.strip()
+
+
+def libraries(pid: int) -> set[str]:
+    """Names of the files that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {Path(line.split()[5]).name for line in lines if len(line.split()) > 5}
+
+
+def test_of_a_servers_processes_one_has_torch() -> None:
+    """The other, which speaks HTTP and reads text, never loads it."""
+    model = str(checkpoints.tiny_llama())
+    with spawn(model, "--dtype", "bfloat16", "--num-threads", "1", "--num-kv-blocks", "16") as server:
+        server.text("hello there", max_tokens=3)
+        assert server.process is not None
+        pid = server.process.pid
+        children = [int(p) for t in Path(f"/proc/{pid}/task").iterdir() for p in (t / "children").read_text().split()]
+        assert "libtorch_cpu.so" not in libraries(pid)
+        assert ["libtorch_cpu.so" in libraries(child) for child in children] == [True]
