@@ -35,8 +35,19 @@ OCTAVO_INLINE I dot8(I sum, Q q, I x) { return _mm512_dpbusd_epi32(sum, q, x); }
 OCTAVO_INLINE I dot4(I sum, Q q, I x) { return _mm512_dpbusd_epi32(sum, q, x); }
 OCTAVO_INLINE Q low_nibbles(Q q) { return _mm512_and_si512(q, _mm512_set1_epi8(15)); }
 OCTAVO_INLINE Q high_nibbles(Q q) { return _mm512_and_si512(_mm512_srli_epi16(q, 4), _mm512_set1_epi8(15)); }
+// The high ones where they are, 16 times as large, and the sums of their products made smaller again.
+OCTAVO_INLINE Q high_nibbles_up(Q q) { return _mm512_and_si512(q, _mm512_set1_epi8(-16)); }
+OCTAVO_INLINE I down(I sum) { return _mm512_srai_epi32(sum, 4); }
+// Some multiple of a number in memory: without a general register, whose way to a vector takes one of the ports that
+// the products need.
+template <int FACTOR>
+OCTAVO_INLINE I times(const int32_t* p) {
+  static_assert(FACTOR == -128 || FACTOR == -8 || FACTOR == 0, "");
+  return _mm512_sub_epi32(no_sum(), _mm512_slli_epi32(_mm512_set1_epi32(*p), FACTOR == -128 ? 7 : 3));
+}
 OCTAVO_INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
 OCTAVO_INLINE I sub_int(I a, I b) { return _mm512_sub_epi32(a, b); }
+OCTAVO_INLINE I max_int(I a, I b) { return _mm512_max_epi32(a, b); }
 OCTAVO_INLINE F as_float(I x) { return _mm512_cvtepi32_ps(x); }
 OCTAVO_INLINE F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_load_si256((const __m256i*)p)); }
 OCTAVO_INLINE F load_u8(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128((const __m128i*)p))); }
@@ -66,8 +77,14 @@ OCTAVO_INLINE I dot4(I sum, Q q, I x) {
 }
 OCTAVO_INLINE Q low_nibbles(Q q) { return _mm256_and_si256(q, _mm256_set1_epi8(15)); }
 OCTAVO_INLINE Q high_nibbles(Q q) { return _mm256_and_si256(_mm256_srli_epi16(q, 4), _mm256_set1_epi8(15)); }
+// A sum of two products of 16 times as much has no room in 16 bits.
+OCTAVO_INLINE Q high_nibbles_up(Q q) { return high_nibbles(q); }
+OCTAVO_INLINE I down(I sum) { return sum; }
+template <int FACTOR>
+OCTAVO_INLINE I times(const int32_t* p) { return all_int(FACTOR * *p); }
 OCTAVO_INLINE I add_int(I a, I b) { return _mm256_add_epi32(a, b); }
 OCTAVO_INLINE I sub_int(I a, I b) { return _mm256_sub_epi32(a, b); }
+OCTAVO_INLINE I max_int(I a, I b) { return _mm256_max_epi32(a, b); }
 OCTAVO_INLINE F as_float(I x) { return _mm256_cvtepi32_ps(x); }
 OCTAVO_INLINE F load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_load_si128((const __m128i*)p)); }
 OCTAVO_INLINE F load_u8(const uint8_t* p) {
@@ -104,8 +121,13 @@ OCTAVO_INLINE I dot8(I sum, Q q, I x) {
 }
 OCTAVO_INLINE Q low_nibbles(Q q) { return {{uint8_t(q.of[0] & 15), uint8_t(q.of[1] & 15), uint8_t(q.of[2] & 15), uint8_t(q.of[3] & 15)}}; }
 OCTAVO_INLINE Q high_nibbles(Q q) { return {{uint8_t(q.of[0] >> 4), uint8_t(q.of[1] >> 4), uint8_t(q.of[2] >> 4), uint8_t(q.of[3] >> 4)}}; }
+OCTAVO_INLINE Q high_nibbles_up(Q q) { return high_nibbles(q); }
+OCTAVO_INLINE I down(I sum) { return sum; }
+template <int FACTOR>
+OCTAVO_INLINE I times(const int32_t* p) { return FACTOR * *p; }
 OCTAVO_INLINE I add_int(I a, I b) { return a + b; }
 OCTAVO_INLINE I sub_int(I a, I b) { return a - b; }
+OCTAVO_INLINE I max_int(I a, I b) { return a > b ? a : b; }
 OCTAVO_INLINE F as_float(I x) { return float(x); }
 OCTAVO_INLINE float half_to_float(uint16_t h) {
   const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;

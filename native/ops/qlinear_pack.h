@@ -77,13 +77,9 @@ static void pack(QKind kind, const QRows& from, int64_t rows, int64_t k, int64_t
 
 template <class T>
 static void quantize_row_int8(const T* w, int64_t k, uint8_t* q, float* scale) {
-  uint32_t bits = 0;
-  for (int64_t i = 0; i < k; i += W) {
-    const F part = load(w + i, first(k - i));
-    const uint32_t size = highest_size(&part, 1);
-    bits = size > bits ? size : bits;
-  }
-  const float most = from_bits(bits);
+  I size = no_sum();
+  for (int64_t i = 0; i < k; i += W) size = larger(size, load(w + i, first(k - i)));
+  const float most = from_bits(largest(size));
   const F inverse = all(inverse_scale(most));
   alignas(64) int8_t rounded[W == 1 ? 4 : W];
   for (int64_t i = 0; i < k; i += W) {

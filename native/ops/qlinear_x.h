@@ -11,13 +11,11 @@ namespace OCTAVO_LEVEL {
 constexpr int64_t ROWS = 16;
 
 #if defined(__AVX512F__)
-// The largest |x| as its bits, which grow with it; NaN is above all.
-OCTAVO_INLINE uint32_t highest_size(const F* x, int n) {
-  __m512i most = _mm512_setzero_si512();
-  for (int i = 0; i < n; ++i)
-    most = _mm512_max_epi32(most, _mm512_and_si512(_mm512_castps_si512(x[i]), _mm512_set1_epi32(0x7fffffff)));
-  return uint32_t(_mm512_reduce_max_epi32(most));
+// The larger of sizes |x|, as their bits, which grow with them; NaN is above all.
+OCTAVO_INLINE I larger(I most, F x) {
+  return _mm512_max_epi32(most, _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)));
 }
+OCTAVO_INLINE uint32_t largest(I most) { return uint32_t(_mm512_reduce_max_epi32(most)); }
 OCTAVO_INLINE I round_to_bytes(int8_t* p, F x) {
   const I whole = _mm512_cvtps_epi32(x);
   _mm_store_si128((__m128i*)p, _mm512_cvtsepi32_epi8(whole));
@@ -25,10 +23,10 @@ OCTAVO_INLINE I round_to_bytes(int8_t* p, F x) {
 }
 OCTAVO_INLINE int32_t sum_int(I x) { return _mm512_reduce_add_epi32(x); }
 #elif defined(__AVX2__)
-OCTAVO_INLINE uint32_t highest_size(const F* x, int n) {
-  __m256i most = _mm256_setzero_si256();
-  for (int i = 0; i < n; ++i)
-    most = _mm256_max_epi32(most, _mm256_and_si256(_mm256_castps_si256(x[i]), _mm256_set1_epi32(0x7fffffff)));
+OCTAVO_INLINE I larger(I most, F x) {
+  return _mm256_max_epi32(most, _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff)));
+}
+OCTAVO_INLINE uint32_t largest(I most) {
   __m128i m = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
   m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
   m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
@@ -46,15 +44,13 @@ OCTAVO_INLINE int32_t sum_int(I x) {
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
 #else
-OCTAVO_INLINE uint32_t highest_size(const F* x, int n) {
-  uint32_t most = 0;
-  for (int i = 0; i < n; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, x + i, 4);
-    most = (bits & 0x7fffffffu) > most ? (bits & 0x7fffffffu) : most;
-  }
-  return most;
+OCTAVO_INLINE I larger(I most, F x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  const I size = I(bits & 0x7fffffffu);
+  return size > most ? size : most;
 }
+OCTAVO_INLINE uint32_t largest(I most) { return uint32_t(most); }
 OCTAVO_INLINE I round_to_bytes(int8_t* p, F x) {
   const float bounded = x >= -128.f ? x > 127.f ? 127.f : x : -128.f;  // NaN as the smallest
   const I whole = I(std::nearbyint(bounded));
@@ -122,18 +118,16 @@ struct Activations {
 
 template <class T>
 static void round_row(const Activations& to, const T* from, int64_t row) {
-  uint32_t bits = 0;
-  for (int64_t i = 0; i < to.k; i += 64) {
-    F part[64 / W];
-    for (int j = 0; j < 64 / W; ++j) part[j] = load(from + i + j * W, first(to.k - i - j * W));
-    const uint32_t size = highest_size(part, 64 / W);
-    bits = size > bits ? size : bits;
-  }
-  const float most = from_bits(bits);
+  I sizes[4] = {no_sum(), no_sum(), no_sum(), no_sum()};
+  int64_t i = 0;
+  for (; i + 4 * W <= to.k; i += 4 * W)
+    for (int j = 0; j < 4; ++j) sizes[j] = larger(sizes[j], load(from + i + j * W));
+  for (; i < to.k; i += W) sizes[0] = larger(sizes[0], load(from + i, first(to.k - i)));
+  const float most = from_bits(largest(max_int(max_int(sizes[0], sizes[1]), max_int(sizes[2], sizes[3]))));
   const F inverse = all(inverse_scale(most));
   I sum = no_sum();
   int8_t* at = const_cast<int8_t*>(Activations::quads(to, row, 0));
-  for (int64_t i = 0; i < to.chunks * TILE_K; i += W)
+  for (i = 0; i < to.chunks * TILE_K; i += W)
     sum = add_int(sum, round_to_bytes(at + i / TILE_K * (ROWS * TILE_K) + i % TILE_K,
                                       mul(load(from + i, first(to.k - i)), inverse)));
   to.scale[row] = scale_of(most);
@@ -148,7 +142,9 @@ static void round_row_in_groups(const Activations& to, const T* from, int64_t ro
   for (int64_t g = 0; g < to.groups; ++g) {
     F part[2 * HALF];
     for (int j = 0; j < 2 * HALF; ++j) part[j] = load(from + g * GROUP + j * W, first(to.k - g * GROUP - j * W));
-    const float most = from_bits(highest_size(part, 2 * HALF));
+    I size = no_sum();
+    for (int j = 0; j < 2 * HALF; ++j) size = larger(size, part[j]);
+    const float most = from_bits(largest(size));
     const F inverse = all(inverse_scale(most));
     int32_t sums[2];
     for (int h = 0; h < 2; ++h) {
@@ -169,11 +165,13 @@ static void round_row_in_groups(const Activations& to, const T* from, int64_t ro
     std::memset(at + (to.groups >> 1) * (ROWS * TILE_K) + GROUP, 0, GROUP);
 }
 
+// Shared among threads in blocks of 16 rows, whose scales lie in one cache line.
 template <class T>
 static void round_rows(const Activations& to, const T* x, int64_t stride) {
-  const int64_t grain = 16384 / (to.k + 1) + 1;
-  parallel(to.rows, grain, [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row) {
+  const int64_t grain = 1024 / (to.k + 1) + 1;
+  parallel(blocks_of(to.rows, ROWS), grain, [&](int64_t begin, int64_t end, int) {
+    const int64_t last = end * ROWS < to.rows ? end * ROWS : to.rows;
+    for (int64_t row = begin * ROWS; row < last; ++row) {
       if (to.by_row)
         round_row(to, x + row * stride, row);
       else

@@ -20,9 +20,10 @@
 #define OCTAVO_TILE_STORE(tile, to, stride) \
   asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"(int64_t(stride)) : "memory")
 #define OCTAVO_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile ::)
-// sum += rows of a by columns of b. bf16 pairs into float32; the bytes of a unsigned or signed, those of b signed.
+// sum += rows of a by columns of b. bf16 pairs into float32; bytes, unsigned (U) or signed (S), first those of a.
 #define OCTAVO_TILE_DOT(sum, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
 #define OCTAVO_TILE_DOT_U8S8(sum, a, b) asm volatile("tdpbusd %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
+#define OCTAVO_TILE_DOT_S8U8(sum, a, b) asm volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
 #define OCTAVO_TILE_DOT_S8S8(sum, a, b) asm volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
 
 namespace octavo {
