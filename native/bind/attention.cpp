@@ -90,15 +90,45 @@ void bind_attention(nb::module_& m) {
       .def_prop_ro("tokens", &AttentionPlan::tokens);
   // A layer's part that never changes is made once; the plan must live as long as what was recorded.
   nb::class_<Layer>(m, "AttentionLayer")
-      .def("__init__", [](Layer* self, Ptr keys, Ptr values, Ptr key_scales, Ptr value_scales, int64_t block_stride,
-                          int64_t scale_stride, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window,
-                          float scale, float softcap, Ptr slopes, Ptr sinks, int type, int kv_type) {
-        new (self) Layer{keys, values, key_scales, value_scales, block_stride, scale_stride, heads, kv_heads,
-                         head_dim, window, scale, softcap, slopes, sinks, type, kv_type};
-      });
+      .def(
+          "__init__",
+          [](Layer* self, Ptr keys, Ptr values, Ptr key_scales, Ptr value_scales, int64_t block_stride,
+             int64_t scale_stride, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window, float scale,
+             float softcap, Ptr slopes, Ptr sinks, int dtype, int kv_dtype) {
+            new (self) Layer{keys, values, key_scales, value_scales, block_stride, scale_stride, heads, kv_heads,
+                             head_dim, window, scale, softcap, slopes, sinks, dtype, kv_dtype};
+          },
+          nb::arg("keys"), nb::arg("values"), nb::arg("key_scales"), nb::arg("value_scales"), nb::arg("block_stride"),
+          nb::arg("scale_stride"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("window"),
+          nb::arg("scale"), nb::arg("softcap"), nb::arg("slopes"), nb::arg("sinks"), nb::arg("dtype"),
+          nb::arg("kv_dtype"));
   m.def("attention", [](AttentionPlan& plan, const Layer& layer, Ptr query, int64_t query_stride, Ptr out,
                         int64_t tokens) {
-    call(tokens, [=, &plan](int64_t n) { attend(plan, layer, query, query_stride, out, n); });
+    call("attention", tokens, [=, &plan](int64_t n) { attend(plan, layer, query, query_stride, out, n); });
+  });
+  m.def("attention_write", [](const Layer& l, Ptr key, Ptr value, int64_t key_stride, int64_t value_stride, Ptr slots,
+                              int64_t block_size, int64_t tokens) {
+    call("attention_write", tokens, [=](int64_t n) {
+      AttentionWrite w{};
+      w.key = at<void>(key);
+      w.value = at<void>(value);
+      w.keys = at<void>(l.keys);
+      w.values = at<void>(l.values);
+      w.key_scales = at<float>(l.key_scales);
+      w.value_scales = at<float>(l.value_scales);
+      w.slots = at<int64_t>(slots);
+      w.tokens = n;
+      w.key_stride = key_stride;
+      w.value_stride = value_stride;
+      w.block_stride = l.block_stride;
+      w.scale_stride = l.scale_stride;
+      w.kv_heads = l.kv_heads;
+      w.block_size = block_size;
+      w.head_dim = l.head_dim;
+      w.type = Type(l.type);
+      w.kv_type = Type(l.kv_type);
+      current_level().attention->write(w);
+    });
   });
 }
 

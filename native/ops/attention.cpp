@@ -5,6 +5,7 @@
 
 #include "attention_float.h"
 #include "attention_pairs.h"
+#include "attention_write.h"
 #include "octavo/parallel.h"
 
 namespace octavo {
@@ -186,7 +187,7 @@ static void run(const AttentionJob& job) {
 }
 
 extern const AttentionTable attention_table;
-const AttentionTable attention_table = {run, nullptr};
+const AttentionTable attention_table = {run, write};
 
 }  // namespace OCTAVO_LEVEL
 }  // namespace octavo

@@ -6,29 +6,6 @@
 namespace octavo {
 namespace OCTAVO_LEVEL {
 
-// Lane i: the sum of v[i].
-OCTAVO_INLINE F sums(const F* v) {
-#if defined(__AVX512F__)
-  F u[4];
-  for (int j = 0; j < 4; ++j) {
-    const F* x = v + 4 * j;
-    const F a = add(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
-    const F b = add(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
-    const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
-    u[j] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
-  }
-  const F a = add(_mm512_shuffle_f32x4(u[0], u[1], 0x88), _mm512_shuffle_f32x4(u[0], u[1], 0xdd));
-  const F b = add(_mm512_shuffle_f32x4(u[2], u[3], 0x88), _mm512_shuffle_f32x4(u[2], u[3], 0xdd));
-  return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-#elif defined(__AVX2__)
-  const F a = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
-  const F b = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
-  return add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-#else
-  return v[0];
-#endif
-}
-
 // Lanes begin .. end of yes, the others of no.
 OCTAVO_INLINE F within(int64_t begin, int64_t end, F yes, F no) {
   return pick(first(end), pick(first(begin), no, yes), no);
@@ -108,17 +85,19 @@ struct FloatKernel {
     float* k = staged + tile * KEY_TILE * dim;
     float* v = k + PARTITION * dim;
     const int64_t scale_at = unit.scale_at(job, head, base + tile * KEY_TILE);
-    for (int64_t i = 0; i < KEY_TILE; ++i)
-      for (int64_t d = 0; d < dim; ++d) {
-        k[i * dim + d] = plain((const uint8_t*)job.keys + at + i * dim + d) * job.key_scales[scale_at + i];
-        v[i * dim + d] = plain((const uint8_t*)job.values + at + i * dim + d) * job.value_scales[scale_at + i];
-      }
+    for (int64_t i = 0; i < KEY_TILE; ++i) {
+      widen((const uint8_t*)job.keys + at + i * dim, job.key_scales[scale_at + i], k + i * dim);
+      widen((const uint8_t*)job.values + at + i * dim, job.value_scales[scale_at + i], v + i * dim);
+    }
     key = (const T*)k;  // T is float for these types
     value = (const T*)v;
   }
 
-  inline float plain(const uint8_t* x) const {
-    return job.kv_type == Type::s8 ? float(*(const int8_t*)x) : fp8_value(*x);
+  void widen(const uint8_t* from, float scale, float* to) const {
+    if (job.kv_type == Type::s8)
+      for (int64_t d = 0; d < dim; ++d) to[d] = float(int8_t(from[d])) * scale;
+    else
+      for (int64_t d = 0; d < dim; ++d) to[d] = fp8_value(from[d]) * scale;
   }
 
   template <int N>

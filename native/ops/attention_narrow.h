@@ -10,7 +10,8 @@ namespace OCTAVO_LEVEL {
 template <Type KV>
 struct Narrow {
   static constexpr bool paired = true;
-  static constexpr int64_t SIZE = KV == Type::bf16 ? 2 : 1;
+  static constexpr bool SCALED = KV != Type::bf16;
+  static constexpr int64_t SIZE = SCALED ? 1 : 2;
   static constexpr int64_t SLICE = 64;  // features whose sums are in tiles at once
   const AttentionJob& job;
   const Unit& unit;
@@ -21,6 +22,7 @@ struct Narrow {
   char* scores;   // [lines, PARTITION] of float; weights in place, bf16
   char* staged;   // 4 times 16 keys [16, wide]
   State part;
+  Scales<KV> scales;
   TileShapes for_scores, for_values;
 
   static int64_t scratch_floats(const AttentionJob& job) {
@@ -61,11 +63,13 @@ struct Narrow {
     const int64_t base = partition * PARTITION;
     const Range all = unit.seen(0, unit.lines, base);
     if (all.empty()) return;
+    scales.take(job, unit, head, base, all);
     score(head, base, all);
     const Range tiles{all.begin / STEP * 2, (all.end + STEP - 1) / STEP * 2};
     if (columns == 4) turn_4(tiles);
     else turn_16(tiles);
-    Softmax softmax{job, unit, 0, unit.lines, head, base, all, {scores, 64, 64}, PARTITION * 4, part, {}};
+    Softmax softmax{job, unit, 0, unit.lines, head, base, all, {scores, 64, 64}, PARTITION * 4, part,
+                    SCALED ? scales.keys : nullptr, SCALED ? scales.values : nullptr, {}};
     softmax.find_highest();
     for (int64_t i = 0; i < unit.lines; ++i) softmax.weigh(i);
     softmax.add_up();
@@ -119,13 +123,12 @@ struct Narrow {
   // 16 keys as bf16, their rows filled up with zeros, in the given one of four places.
   const char* stage(int64_t head, int64_t position, int64_t place) {
     const int64_t at = unit.cache_at(job, head, position);
-    const float* scales = KV == Type::bf16 ? nullptr : job.key_scales + unit.scale_at(job, head, position);
     const char* from = (const char*)job.keys + at * SIZE;
     char* to = staged + place * 16 * wide * 2;
     for (int64_t k = 0; k < 16; ++k)
       for (int64_t s = 0; s < steps; ++s)
-        _mm512_store_si512(to + k * wide * 2 + s * 64, row_of_32<KV>(from + (k * dim + s * STEP) * SIZE,
-                                                                     features_of(dim, s), scales ? scales[k] : 1.f));
+        _mm512_store_si512(to + k * wide * 2 + s * 64,
+                           row_of_32<KV>(from + (k * dim + s * STEP) * SIZE, features_of(dim, s)));
     return to;
   }
 

@@ -44,10 +44,34 @@ struct Unit {
 
 // e4m3: 4 bits of exponent with a bias of 7, 3 of mantissa, no infinity (Micikevicius et al., 2022).
 OCTAVO_INLINE float fp8_value(uint8_t x) {
-  const uint32_t bits = (uint32_t(x & 0x80) << 24) | (uint32_t(x & 0x7f) << 20);
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out * 0x1p120f;
+  const uint32_t bits = (uint32_t(x & 0x7f) << 20) + ((127 - 7) << 23);
+  float normal;
+  std::memcpy(&normal, &bits, 4);
+  const float small = float(x & 7) * 0x1p-9f, size = x & 0x78 ? normal : small;
+  return x & 0x80 ? -size : size;
+}
+
+// Lane i: the sum of v[i].
+OCTAVO_INLINE F sums(const F* v) {
+#if defined(__AVX512F__)
+  F u[4];
+  for (int j = 0; j < 4; ++j) {
+    const F* x = v + 4 * j;
+    const F a = add(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const F b = add(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
+    u[j] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+  }
+  const F a = add(_mm512_shuffle_f32x4(u[0], u[1], 0x88), _mm512_shuffle_f32x4(u[0], u[1], 0xdd));
+  const F b = add(_mm512_shuffle_f32x4(u[2], u[3], 0x88), _mm512_shuffle_f32x4(u[2], u[3], 0xdd));
+  return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+#elif defined(__AVX2__)
+  const F a = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+  const F b = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+  return add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+#else
+  return v[0];
+#endif
 }
 
 OCTAVO_INLINE F tanh(F x) { return sub(all(1.f), div(all(2.f), add(exp(add(x, x)), all(1.f)))); }

@@ -23,6 +23,23 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-6, torch.bfloat16: 2e-2, tor
 softcap, which multiplies the rounding of tanh."""
 
 
+CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""Types with a scale for each token and head, and the highest value of each."""
+
+
+def scaled(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a cache of `dtype` holds of keys or values [..., D]: codes, and scales [...] (ATT-10)."""
+    x = x.float()
+    high = x.abs().amax(-1, keepdim=True)
+    most = torch.full_like(high, CODES[dtype])
+    y = (x * torch.where(high > 0, most / high, 0.0)).clamp(-most, most)
+    if dtype is torch.int8:
+        codes = y.round()
+    else:
+        codes = torch.where(y.abs() < torch.finfo(dtype).tiny, y * 0, y)
+    return codes.to(dtype), (high / most).squeeze(-1)
+
+
 def need_of(heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.float32, window: int | None = None) -> Need:
     return Need(
         num_heads=heads,
@@ -80,14 +97,29 @@ def paged_cache(need: Need, seq_lens, block_size: int, gen: np.random.Generator,
     widths = [-(-n // block_size) for n in seq_lens]
     num_blocks = 1 + sum(widths) + spare_blocks
     shape = (num_blocks, 2, 2, need.num_kv_heads, block_size, need.head_dim)  # two layers' pages in each block
-    buffer = torch.full(shape, float("nan"), dtype=need.kv_dtype)
+    buffer = torch.full(shape, float("nan")).to(need.kv_dtype)
     ids = gen.permutation(np.arange(1, num_blocks))
     table = np.zeros((len(seq_lens), max(widths) + 2), dtype=np.int32)
     at = 0
     for row, width in enumerate(widths):
         table[row, :width] = ids[at : at + width]
         at += width
-    return Paged(LayerBinding(key=buffer[:, 1, 0], value=buffer[:, 1, 1], group=0), table, block_size)
+    scales: tuple[torch.Tensor, ...] | tuple[None, None] = (None, None)
+    if need.kv_dtype in CODES:
+        scales = torch.full((num_blocks, 2, 2, need.num_kv_heads, block_size), float("nan"))[:, 1].unbind(1)
+    binding = LayerBinding(
+        key=buffer[:, 1, 0], value=buffer[:, 1, 1], group=0, key_scale=scales[0], value_scale=scales[1]
+    )
+    return Paged(binding, table, block_size)
+
+
+def stored(binding: LayerBinding, block: int, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The key and the value [G, D] that the cache holds of one token."""
+    pair = []
+    for cache, scale in ((binding.key, binding.key_scale), (binding.value, binding.value_scale)):
+        plain = cache[block, :, offset].float()
+        pair.append(plain if scale is None else plain * scale[block, :, offset, None])
+    return pair[0], pair[1]
 
 
 def run_and_compare(
@@ -134,7 +166,7 @@ def run_and_compare(
     if need.window is not None and group_window is not None:  # blocks that the group's window left were taken away
         for row, context in enumerate(contexts):
             gone = max(0, context - group_window + 1) // block_size
-            for block in cache.block_table[row, :gone]:
+            for block in cache.block_table[row, :gone] if need.kv_dtype.is_floating_point else ():
                 cache.binding.key[int(block)] = cache.binding.value[int(block)] = float("nan")
             cache.block_table[row, :gone] = 0
 
@@ -146,9 +178,22 @@ def run_and_compare(
     new_v = torch.cat([*(v[c:] for v, c in zip(values, contexts, strict=True)), pad])
     plan = backend.builder(spec_of(need, block_size, group_window)).plan(batch)
     impl.write(new_k, new_v, cache.binding, batch.slot_tensor())
-    sinks = torch.randn(need.num_heads).to(need.dtype) if need.sinks else None
+    sinks = torch.randn(need.num_heads) if need.sinks else None
     slopes = torch.tensor(need.slopes or alibi_slopes(need.num_heads)) if need.alibi else None
     out = impl.run(query, new_k, new_v, cache.binding, plan, sinks)
+
+    if need.kv_dtype != need.dtype:  # what is attended to is what was stored: what was given, as this type can hold it
+        for row, n in enumerate(seqs):
+            oldest = 0 if group_window is None else max(0, contexts[row] - group_window + 1)
+            places = [divmod(p, block_size) for p in range(oldest, n)]
+            kept = [stored(cache.binding, int(cache.block_table[row, block]), offset) for block, offset in places]
+            for given, at in ((keys, 0), (values, 1)):
+                if need.kv_dtype in CODES:
+                    codes, scales = scaled(given[row], need.kv_dtype)
+                    given[row] = codes.float() * scales.unsqueeze(-1)
+                else:
+                    given[row] = given[row].to(need.kv_dtype).float()
+                assert torch.equal(torch.stack([pair[at] for pair in kept]), given[row][oldest:])
 
     assert out.shape == query.shape and out.dtype == need.dtype
     assert torch.isfinite(out).all(), "stale memory leaked into a result"

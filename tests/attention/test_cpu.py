@@ -66,6 +66,18 @@ def test_softcap_sinks_and_slopes(level, terms, window, dtype):
     run_and_compare(BACKEND, replace(need_of(12, 3, 64, dtype, window), **terms), RAGGED + FAR[:4], 16)
 
 
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn, torch.bfloat16])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 1, 24), (4, 2, 80), (2, 1, 128)])
+def test_a_cache_of_fewer_bits_with_a_scale_for_each_token_and_head(
+    level, heads, kv_heads, dim, dtype, kv_dtype, window
+):
+    """ATT-10."""
+    need = replace(need_of(heads, kv_heads, dim, dtype, window), kv_dtype=kv_dtype)
+    run_and_compare(BACKEND, need, RAGGED + FAR[:5], 16, padding=2)
+
+
 def test_slopes_may_be_the_models_own(level):
     run_and_compare(BACKEND, replace(need_of(2, 1, 16), alibi=True, slopes=(0.5, 0.0)), RAGGED, 16)
 
@@ -99,7 +111,10 @@ class World:
                     if row and block < common:
                         continue
                     into = cache[int(self.cache.block_table[row, block]), :, : n - block * self.block_size]
-                    into.copy_(torch.randn(into.shape))
+                    into.copy_(torch.randn(into.shape) * (1 if need.kv_dtype.is_floating_point else 40))
+        for scale in (self.cache.binding.key_scale, self.cache.binding.value_scale):
+            if scale is not None:
+                scale.uniform_(0.01, 0.03)
         self.query = [torch.randn(n, need.num_heads, need.head_dim).to(need.dtype) for n in self.lens]
         self.builder = BACKEND.builder(spec_of(need, self.block_size, need.window))
         self.impl = BACKEND.impl(need, OPS)
@@ -129,10 +144,16 @@ NEEDS = [
     need_of(4, 1, 80, torch.bfloat16, 100),
     need_of(4, 4, 128, torch.bfloat16),
     replace(need_of(10, 2, 32, torch.bfloat16), softcap=20.0, sinks=True, alibi=True),
+    replace(need_of(9, 3, 64, torch.bfloat16), kv_dtype=torch.int8),
+    replace(need_of(4, 2, 64, torch.bfloat16), kv_dtype=torch.float8_e4m3fn),
+    replace(need_of(4, 2, 64), kv_dtype=torch.int8),
 ]
 
 
-@pytest.fixture(params=range(len(NEEDS)), ids=lambda i: f"{NEEDS[i].num_heads}x{NEEDS[i].head_dim}-{NEEDS[i].dtype}")
+@pytest.fixture(
+    params=range(len(NEEDS)),
+    ids=lambda i: f"{NEEDS[i].num_heads}x{NEEDS[i].head_dim}-{NEEDS[i].dtype}-{NEEDS[i].kv_dtype}",
+)
 def need(request):
     return NEEDS[request.param]
 

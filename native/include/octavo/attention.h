@@ -70,13 +70,21 @@ inline int64_t attention_state_floats(int64_t lines, int64_t dim) {
   return lines * wide + 2 * padded;
 }
 
+// Keys and values [tokens, kv_heads, head_dim] (a token every `*_stride` elements) to their token slots of a cache of s8
+// or fp8_e4m3, laid out as in AttentionJob: x = stored * scale. Slots below 0 are padding.
+struct AttentionWrite {
+  const void *key, *value;
+  void *keys, *values;
+  float *key_scales, *value_scales;
+  const int64_t* slots;
+  int64_t tokens, key_stride, value_stride, block_stride, scale_stride;
+  int64_t kv_heads, block_size, head_dim;
+  Type type, kv_type;  // of key and value; of the cache
+};
+
 struct AttentionTable {
   void (*run)(const AttentionJob& job);
-  // Store key and value [tokens, kv_heads, head_dim] (a token every `*_stride` elements) at their token slots, with one
-  // scale for each token and head: x = stored * scale. Slots below 0 are padding. kv_type: s8 or fp8_e4m3.
-  void (*write)(const void* key, const void* value, void* keys, void* values, float* key_scales, float* value_scales,
-                const int64_t* slots, int64_t tokens, int64_t key_stride, int64_t value_stride, int64_t block_stride,
-                int64_t scale_stride, int64_t kv_heads, int64_t block_size, int64_t head_dim, Type type, Type kv_type);
+  void (*write)(const AttentionWrite& write);
 };
 
 }  // namespace octavo

@@ -155,7 +155,7 @@ class Impl(Protocol):
     ) -> torch.Tensor:
         """Attend: query [T, H, D] over the cache, in which key and value [T, G, D] were written: [T, H, D].
 
-        `sinks` [H] are scores of a key without a value, where the need has them. Rows of padding tokens are finite
+        `sinks` [H] float32 are scores of a key without a value, where the need has them. Rows of padding tokens are finite
         but have no meaning.
         """
 

@@ -53,7 +53,23 @@ class CpuImpl:
         self._sinks: torch.Tensor | None = None
 
     def write(self, key: torch.Tensor, value: torch.Tensor, binding: LayerBinding, slots: torch.Tensor) -> None:
-        self._write(key, value, binding.key, binding.value, slots)
+        if binding.key_scale is None:
+            self._write(key, value, binding.key, binding.value, slots)
+            return
+        self._know(binding, self._sinks)
+        dim = key.shape[2]
+        if key.stride()[1:] != (dim, 1) or value.stride()[1:] != (dim, 1):
+            key, value = key.contiguous(), value.contiguous()
+        core.attention_write(
+            self._layer,
+            key.data_ptr(),
+            value.data_ptr(),
+            key.stride(0),
+            value.stride(0),
+            slots.data_ptr(),
+            binding.key.shape[2],
+            len(key),
+        )
 
     def run(
         self,
@@ -64,9 +80,7 @@ class CpuImpl:
         plan: object,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if binding is not self._binding:
-            self._layer = self._bind(binding, sinks)
-            self._binding = binding
+        self._know(binding, sinks)
         num_tokens, num_heads, dim = query.shape
         if query.stride(2) != 1 or query.stride(1) != dim:
             query = query.contiguous()
@@ -74,29 +88,36 @@ class CpuImpl:
         core.attention(plan, self._layer, query.data_ptr(), query.stride(0), out.data_ptr(), num_tokens)
         return out
 
-    def _bind(self, binding: LayerBinding, sinks: torch.Tensor | None) -> Any:
+    def _know(self, binding: LayerBinding, sinks: torch.Tensor | None) -> None:
+        """Prepare what native calls read, when it is not what it was."""
+        if binding is not self._binding or sinks is not self._sinks:
+            self._layer = self._native_layer(binding, sinks)
+            self._binding, self._sinks = binding, sinks
+
+    def _native_layer(self, binding: LayerBinding, sinks: torch.Tensor | None) -> Any:
         need, key, value = self._need, binding.key, binding.value
         _, heads, size, dim = key.shape
         if key.stride() != value.stride() or key.stride()[1:] != (size * dim, dim, 1):
             raise RuntimeError("KV pages must be contiguous, and keys and values laid out alike")
-        self._sinks = None if sinks is None else sinks.detach().float().contiguous()
+        if sinks is not None and (sinks.dtype != torch.float32 or not sinks.is_contiguous()):
+            raise RuntimeError("sinks must be contiguous float32")
         return core.AttentionLayer(
-            key.data_ptr(),
-            value.data_ptr(),
-            0,
-            0,
-            key.stride(0),
-            0,
-            need.num_heads,
-            heads,
-            dim,
-            need.window or 0,
-            need.scale,
-            need.softcap or 0.0,
-            _address(self._slopes),
-            _address(self._sinks),
-            DTYPES[need.dtype],
-            DTYPES[need.kv_dtype],
+            keys=key.data_ptr(),
+            values=value.data_ptr(),
+            key_scales=_address(binding.key_scale),
+            value_scales=_address(binding.value_scale),
+            block_stride=key.stride(0),
+            scale_stride=0 if binding.key_scale is None else binding.key_scale.stride(0),
+            heads=need.num_heads,
+            kv_heads=heads,
+            head_dim=dim,
+            window=need.window or 0,
+            scale=need.scale,
+            softcap=need.softcap or 0.0,
+            slopes=_address(self._slopes),
+            sinks=_address(sinks),
+            dtype=DTYPES[need.dtype],
+            kv_dtype=DTYPES[need.kv_dtype],
         )
 
 
@@ -121,6 +142,7 @@ class CpuBackend:
     capabilities = Capabilities(
         devices=frozenset({"cpu"}),
         dtypes=frozenset({torch.float32, torch.bfloat16}),
+        other_kv_dtypes=frozenset({torch.bfloat16, torch.float8_e4m3fn, torch.int8}),
         block_multiple=16,
         preferred_block_size=64,
         features=frozenset({"sliding window", "softcap", "sinks", "ALiBi"}),

@@ -23,7 +23,7 @@ class Attention(nn.Module):
 
     `layer_id` finds its memory in the forward context; `spec` says what it needs of the cache.
 
-    Owns: `sinks` [H], a parameter, when the layer has them; keys and values live in the worker's memory.
+    Owns: `sinks` [H] float32, a parameter, when the layer has them; keys and values live in the worker's memory.
     """
 
     def __init__(self, layer_id: int, spec: KVSpec, impl: Impl, sinks: nn.Parameter | None = None) -> None:
@@ -58,7 +58,7 @@ class AttentionFactory:
             raise ConfigError(
                 f"attention backend {self.backend.name!r} cannot serve layer {layer_id}: {', '.join(objections)}"
             )
-        sinks = nn.Parameter(torch.empty(need.num_heads, dtype=need.dtype)) if need.sinks else None
+        sinks = nn.Parameter(torch.empty(need.num_heads, dtype=torch.float32)) if need.sinks else None
         return Attention(layer_id, self._spec(need), self.backend.impl(need, self.ops), sinks)
 
     def _spec(self, need: Need) -> KVSpec:

@@ -12,6 +12,10 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 
+SCALE_BYTES = 4  # float32
+SCALED_DTYPES = frozenset({"int8", "float8_e4m3fn"})  # each token of a head has a scale beside its values
+
+
 def dtype_bytes(name: str) -> int:
     """Bytes of one element of a dtype named as torch names it, without the prefix."""
     return DTYPE_BYTES[name]
@@ -38,8 +42,14 @@ class KVSpec:
 
     @property
     def content_bytes(self) -> int:
-        """Bytes that one layer really stores in one block: K and V."""
-        return 2 * self.states_per_block * self.num_kv_heads * self.head_dim * dtype_bytes(self.dtype)
+        """Bytes that one layer really stores in one block: K and V, then their scales if they have any."""
+        one = self.head_dim * dtype_bytes(self.dtype) + (SCALE_BYTES if self.is_scaled else 0)
+        return 2 * self.states_per_block * self.num_kv_heads * one
+
+    @property
+    def is_scaled(self) -> bool:
+        """True when every token of a head has a scale, K and V apart."""
+        return self.dtype in SCALED_DTYPES
 
     @property
     def page_bytes(self) -> int:
@@ -82,7 +92,7 @@ class LayerPlace:
     """Where one layer's pages lie in the flat cache buffer, in bytes.
 
     Block b starts at `offset + b * block_stride` and holds `page_bytes`; K first, then V, each shaped
-    [kv_heads, states, head_dim].
+    [kv_heads, states, head_dim]; then their scales, if they have any, each float32 [kv_heads, states].
     """
 
     layer: int

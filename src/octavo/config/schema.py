@@ -69,6 +69,12 @@ class CacheConfig:
     """KV memory."""
 
     block_size: int | None = option(None, "Tokens in one KV block; what the attention backend prefers when not given.", unit="tokens")  # fmt: skip
+    kv_cache_dtype: str = option(
+        "auto",
+        "Type of keys and values in the cache: auto is the model's; fp8 and int8 take half the memory of bfloat16, and "
+        "a scale for each token and head.",
+        choices=("auto", "bfloat16", "fp8", "int8"),
+    )
     kv_cache_memory: int | None = option(None, "Memory for KV blocks, such as 2GiB.", unit="bytes", kind="size")
     num_kv_blocks: int | None = option(None, "Number of KV blocks; wins over the memory size.", unit="blocks")
     gpu_memory_utilization: float | None = option(

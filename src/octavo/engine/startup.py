@@ -137,6 +137,7 @@ def worker_config(
         weight_cache=_weight_cache(config.model.weight_cache),
         weight_cache_bytes=config.model.weight_cache_size,
         block_size=config.cache.block_size,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
         max_model_len=_set(config.model.max_model_len),
         max_num_seqs=_set(config.scheduler.max_num_seqs),
         max_num_batched_tokens=_set(config.scheduler.max_num_batched_tokens),

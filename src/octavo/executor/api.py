@@ -35,6 +35,7 @@ class WorkerConfig:
     weight_cache_bytes: int = 0  # that the folder may hold
     sample_vocab_size: int | None = None  # ids from here on are never sampled; None: the model's whole vocabulary
     logprobs_mode: str = "raw_logprobs"  # one of `sampling.logprobs.LogprobsMode`
+    kv_cache_dtype: str = "auto"  # the type that is computed in; or "bfloat16", "fp8", "int8"
     kernels: str = "auto"  # or "reference", or a level of the native core
 
 

@@ -28,6 +28,7 @@ from octavo.worker.worker import Worker, WorkerLimits, WorkerSeams
 
 Progress = Callable[[str], None]
 ANY_KERNELS = Kernels()
+KV_DTYPES = {"auto": None, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 KEEP_PATIENCE_S = 10.0  # how long a stop waits for packed weights that are being written
 
 
@@ -72,6 +73,7 @@ def build_settings(config: WorkerConfig, device: DeviceFacts, kernels: Kernels) 
         max_model_len=config.max_model_len,
         attention_backend=config.attention_backend or kernels.attention_backend,
         block_size=config.block_size,
+        kv_dtype=KV_DTYPES[config.kv_cache_dtype],
         forced_ops=kernels.forced,
         plugins=config.plugins,
         quantization=config.quantization,

@@ -38,11 +38,16 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBinding:
-    """One layer's KV memory: views [blocks, kv heads, block size, head dim], perhaps not contiguous."""
+    """One layer's KV memory: views [blocks, kv heads, block size, head dim], perhaps not contiguous.
+
+    Of a type that is scaled (`KVSpec.is_scaled`) the scales are float32 [blocks, kv heads, block size].
+    """
 
     key: torch.Tensor
     value: torch.Tensor
     group: int
+    key_scale: torch.Tensor | None = None
+    value_scale: torch.Tensor | None = None
 
 
 LayerTable = Sequence[LayerBinding]  # by layer id; made once, after the memory was allocated

@@ -147,7 +147,9 @@ class BuildContext:
     def need(self, layer: int) -> Need:
         """What layer `layer`'s attention asks of a backend, on this rank."""
         return replace(
-            attention_need(self.facts, self.dtype, self.parallel, window_of(self.facts, layer)),
+            attention_need(
+                self.facts, self.dtype, self.attention.kv_dtype, self.parallel, window_of(self.facts, layer)
+            ),
             block_size=self.attention.block_size,
         )
 
@@ -182,6 +184,7 @@ class BuildSettings:
     parallel: ParallelContext = field(default_factory=ParallelContext.single)
     attention_backend: str | None = None
     block_size: int | None = None
+    kv_dtype: torch.dtype | None = None  # None: the type that is computed in
     forced_ops: Mapping[str, str] | None = None  # implementation by operator, instead of the first that can serve
     plugins: tuple[str, ...] | None = ()
     quantization: QuantPlan | None = None  # None: floats where the checkpoint can be had so
@@ -198,7 +201,8 @@ def build_context(facts: ModelFacts, settings: BuildSettings, device: torch.devi
     ops = OpRegistry().bind(device_facts, dtype, forced=settings.forced_ops)
     memory = Memory(device_facts.kind)
     windows = {window_of(facts, layer) for layer in range(facts.num_layers)}
-    needs = [attention_need(facts, dtype, parallel, window) for window in sorted(windows, key=lambda w: w or 0)]
+    kv_dtype = settings.kv_dtype or dtype
+    needs = [attention_need(facts, dtype, kv_dtype, parallel, w) for w in sorted(windows, key=lambda w: w or 0)]
     wanted = [replace(need, block_size=settings.block_size) for need in needs]
     backend = choose(wanted, settings.attention_backend, device_facts, backends(settings.plugins))
     size = choose_block_size([backend], settings.block_size)
@@ -210,7 +214,7 @@ def build_context(facts: ModelFacts, settings: BuildSettings, device: torch.devi
         memory_available_bytes=device_facts.memory_available_bytes,
         parallel=parallel,
         scheme=make_scheme(plan, dtype=dtype, ops=ops, memory=memory),
-        attention=AttentionFactory(backend=backend, device=device_facts, ops=ops, block_size=size, kv_dtype=dtype),
+        attention=AttentionFactory(backend=backend, device=device_facts, ops=ops, block_size=size, kv_dtype=kv_dtype),
         ops=ops,
         max_model_len=settings.max_model_len,
         plugins=settings.plugins,
@@ -255,7 +259,9 @@ def window_of(facts: ModelFacts, layer: int) -> int | None:
     return facts.layer_windows[layer] if facts.layer_windows else None
 
 
-def attention_need(facts: ModelFacts, dtype: torch.dtype, parallel: ParallelContext, window: int | None) -> Need:
+def attention_need(
+    facts: ModelFacts, dtype: torch.dtype, kv_dtype: torch.dtype, parallel: ParallelContext, window: int | None
+) -> Need:
     """What plain decoder attention asks of a backend, on one rank."""
     return Need(
         num_heads=split_evenly(facts.num_heads, parallel.tp, "the number of attention heads"),
@@ -263,7 +269,7 @@ def attention_need(facts: ModelFacts, dtype: torch.dtype, parallel: ParallelCont
         head_dim=facts.head_dim,
         scale=facts.head_dim**-0.5,
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=kv_dtype,
         window=window,
     )
 

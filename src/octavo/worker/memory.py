@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.errors import ConfigError
-from octavo.base.kvspec import KVGroup, KVLayout, KVSpec, LayerPlace, dtype_bytes
+from octavo.base.kvspec import SCALE_BYTES, KVGroup, KVLayout, KVSpec, LayerPlace, dtype_bytes
 from octavo.forward.context import LayerBinding
 from octavo.ops.pages import reserve
 
@@ -51,7 +51,7 @@ def _reserve(num_bytes: int, device: torch.device) -> Tensor:
 
 
 def _bind(buffer: Tensor, place: LayerPlace, spec: KVSpec, num_blocks: int) -> LayerBinding:
-    """Views [blocks, kv heads, states, head dim]: in a page, K lies before V."""
+    """Views [blocks, kv heads, states, head dim]: in a page, K lies before V, and scales lie behind both."""
     size = dtype_bytes(spec.dtype)
     if place.offset % size or place.block_stride % size:
         raise RuntimeError(f"layer {place.layer}'s pages are not aligned to {spec.dtype}")
@@ -61,7 +61,21 @@ def _bind(buffer: Tensor, place: LayerPlace, spec: KVSpec, num_blocks: int) -> L
     half = spec.num_kv_heads * spec.states_per_block * spec.head_dim
     key = torch.as_strided(flat, shape, strides, place.offset // size)
     value = torch.as_strided(flat, shape, strides, place.offset // size + half)
-    return LayerBinding(key=key, value=value, group=place.group)
+    key_scale, value_scale = _bind_scales(buffer, place, spec, num_blocks) if spec.is_scaled else (None, None)
+    return LayerBinding(key=key, value=value, group=place.group, key_scale=key_scale, value_scale=value_scale)
+
+
+def _bind_scales(buffer: Tensor, place: LayerPlace, spec: KVSpec, num_blocks: int) -> tuple[Tensor, Tensor]:
+    """K's and V's, [blocks, kv heads, states] each."""
+    count = spec.num_kv_heads * spec.states_per_block
+    first = place.offset + spec.content_bytes - 2 * count * SCALE_BYTES
+    if first % SCALE_BYTES or place.block_stride % SCALE_BYTES:
+        raise RuntimeError(f"layer {place.layer}'s scales are not aligned")
+    flat = buffer.view(torch.float32)
+    shape = (num_blocks, spec.num_kv_heads, spec.states_per_block)
+    strides = (place.block_stride // SCALE_BYTES, spec.states_per_block, 1)
+    key = torch.as_strided(flat, shape, strides, first // SCALE_BYTES)
+    return key, torch.as_strided(flat, shape, strides, first // SCALE_BYTES + count)
 
 
 def scratch_layout(specs: Sequence[KVSpec], lengths: Sequence[int]) -> KVLayout:
