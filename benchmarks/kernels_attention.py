@@ -30,7 +30,7 @@ from octavo.ops.registry import OpRegistry, dtype_name
 CPU = DeviceFacts(kind="cpu", name="here", memory_total_bytes=1, memory_available_bytes=1, num_cores=1)
 CYCLED_BYTES = 200 << 20  # so that no cache holds what is read next
 BLOCK = 64
-GROUPS = ("decode", "prefill", "cascade")
+GROUPS = ("decode", "narrow", "prefill", "cascade")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,14 @@ def heads_need(heads: int, kv_heads: int, dim: int, kv_dtype: torch.dtype = torc
     return Need(
         num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=dim**-0.5, dtype=torch.bfloat16, kv_dtype=kv_dtype
     )
+
+
+def binding(key: torch.Tensor, value: torch.Tensor) -> LayerBinding:
+    """A layer's memory; with scales where the type has them."""
+    if key.dtype not in (torch.int8, torch.float8_e4m3fn):
+        return LayerBinding(key=key, value=value, group=0)
+    scales = torch.full((2, *key.shape[:3]), 0.01)
+    return LayerBinding(key=key, value=value, group=0, key_scale=scales[0], value_scale=scales[1])
 
 
 class Setting:
@@ -74,7 +82,7 @@ class Setting:
         flat = memory.view(need.kv_dtype).view(
             self.layers, 1 + rows * width, 2, need.num_kv_heads, BLOCK, need.head_dim
         )
-        self.bindings = [LayerBinding(key=x[:, 0], value=x[:, 1], group=0) for x in flat]
+        self.bindings = [binding(x[:, 0], x[:, 1]) for x in flat]
         spec = FullAttentionSpec(
             block_size=BLOCK, num_kv_heads=need.num_kv_heads, head_dim=need.head_dim, dtype=dtype_name(need.kv_dtype)
         )
@@ -122,6 +130,22 @@ def decode(heads: int, kv_heads: int, dim: int, rows: int, context: int) -> Case
     )
 
 
+def narrow(heads: int, kv_heads: int, dim: int, rows: int, context: int, kv_dtype: torch.dtype) -> Case:
+    """Decode from a cache of fewer bits. The twin here is the same kernel on bfloat16."""
+    made = Setting(heads_need(heads, kv_heads, dim, kv_dtype), rows, 1, context)
+    wide = Setting(heads_need(heads, kv_heads, dim), rows, 1, context)
+    amount = rows * (context + 1) * kv_heads * (dim + 4) * 2.0
+    name = "int8" if kv_dtype is torch.int8 else "fp8"
+    return Case(
+        "narrow",
+        f"{heads}/{kv_heads}x{dim} rows {rows} ctx {context} {name}",
+        made.native,
+        wide.native,
+        amount,
+        made.layers,
+    )
+
+
 def prefill(heads: int, kv_heads: int, dim: int, tokens: int, context: int) -> Case:
     made = Setting(heads_need(heads, kv_heads, dim), 1, tokens, context)
     amount = 4.0 * heads * dim * (tokens * context + tokens * (tokens + 1) / 2)
@@ -162,6 +186,13 @@ def cases(groups: Sequence[str] = GROUPS) -> "list[Callable[[], Case]]":
             lambda s=s, r=r, c=c: decode(*s, r, c)  # type: ignore[misc]
             for s in shapes
             for r, c in [(1, 128), (1, 512), (1, 2048), (1, 8192), (8, 512), (8, 2048), (32, 384), (32, 2048)]
+        ]
+    if "narrow" in groups:
+        out += [
+            lambda s=s, r=r, c=c, t=t: narrow(*s, r, c, t)  # type: ignore[misc]
+            for s in shapes
+            for r, c in [(1, 4096), (32, 384), (32, 2048)]
+            for t in (torch.float8_e4m3fn, torch.int8)
         ]
     if "prefill" in groups:
         out += [
@@ -205,7 +236,7 @@ def show(case: Case, rounds: int) -> None:
     unit = "GFLOP/s" if case.group == "prefill" else "GB/s"
     print(
         f"{case.group:8} {case.name:36} {native * 1e6:9.1f} us {case.amount / native / 1e9:8.1f} {unit:7}"
-        f" {case.amount * probe / native:6.0%} of {1 / probe / 1e9:7.1f}   {twin / native:6.2f}x torch"
+        f" {case.amount * probe / native:6.0%} of {1 / probe / 1e9:7.1f}   {twin / native:6.2f}x {'torch' if case.group in ('decode', 'prefill') else 'twin'}"
     )
 
 

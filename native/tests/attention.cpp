@@ -7,6 +7,7 @@
 
 #include "octavo/attention_plan.h"
 #include "octavo/levels.h"
+#include "octavo/rotary.h"
 
 namespace octavo {
 
@@ -17,6 +18,9 @@ struct Case {
   Type type;
   float softcap = 0;
   bool terms = false;  // slopes and sinks
+  Type kv_type = Type::f32;  // s8 or fp8_e4m3; others: `type`
+  bool scaled() const { return kv_type == Type::s8 || kv_type == Type::fp8_e4m3; }
+  Type stored() const { return scaled() ? kv_type : type; }
 };
 
 float noise(uint32_t& state) {
@@ -24,13 +28,14 @@ float noise(uint32_t& state) {
   return float(int32_t(state >> 8) - (1 << 23)) / float(1 << 22);
 }
 
-struct Cache {
+struct Pages {
   std::vector<uint8_t> keys, values;
+  std::vector<float> key_scales, value_scales;
   std::vector<int32_t> table;
   int64_t width = 0;
 };
 
-int64_t bytes_of(Type t) { return t == Type::f32 ? 4 : 2; }
+int64_t bytes_of(Type t) { return t == Type::f32 ? 4 : t == Type::bf16 ? 2 : 1; }
 
 void put(std::vector<uint8_t>& to, int64_t at, float x, Type t) {
   uint32_t bits;
@@ -51,12 +56,24 @@ double get(const std::vector<uint8_t>& from, int64_t at, Type t) {
   return x;
 }
 
+// A number of a cache, whose scales have one for each `dim` of them.
+double get_scaled(const std::vector<uint8_t>& from, const std::vector<float>& scales, int64_t at, int64_t dim, Type t) {
+  const uint8_t x = from[size_t(at)];
+  double code = int8_t(x);
+  if (t == Type::fp8_e4m3) {
+    const int exponent = x >> 3 & 15, mantissa = x & 7;
+    code = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+    if (x & 0x80) code = -code;
+  }
+  return code * double(scales[size_t(at / dim)]);
+}
+
 struct Row {
   int32_t context, tokens;
 };
 
 // Some rows of a batch, whose tokens stand in `query` from `first` on.
-std::vector<uint8_t> attend(const Case& c, const Cache& cache, const std::vector<Row>& rows, const int32_t* table,
+std::vector<uint8_t> attend(const Case& c, const Pages& cache, const std::vector<Row>& rows, const int32_t* table,
                             const uint8_t* query, const std::vector<float>& terms, bool share, int64_t* shared = nullptr) {
   AttentionPlan plan;
   plan.share_prefixes(share);
@@ -73,6 +90,9 @@ std::vector<uint8_t> attend(const Case& c, const Cache& cache, const std::vector
   job.out = out.data();
   job.keys = cache.keys.data();
   job.values = cache.values.data();
+  job.key_scales = cache.key_scales.data();
+  job.value_scales = cache.value_scales.data();
+  job.scale_stride = c.kv_heads * c.block_size;
   job.query_stride = c.heads * c.dim;
   job.block_stride = c.kv_heads * c.block_size * c.dim;
   job.heads = c.heads;
@@ -84,7 +104,8 @@ std::vector<uint8_t> attend(const Case& c, const Cache& cache, const std::vector
   job.softcap = c.softcap;
   job.slopes = c.terms ? terms.data() : nullptr;
   job.sinks = c.terms ? terms.data() + c.heads : nullptr;
-  job.type = job.kv_type = c.type;
+  job.type = c.type;
+  job.kv_type = c.stored();
   job.tokens = job.used_tokens = starts.back();
   job.rows = cut.rows.data();
   job.num_rows = int64_t(cut.rows.size());
@@ -100,9 +121,12 @@ std::vector<uint8_t> attend(const Case& c, const Cache& cache, const std::vector
   return out;
 }
 
-void compare(const Case& c, const Cache& cache, const std::vector<Row>& rows, const std::vector<uint8_t>& query,
+void compare(const Case& c, const Pages& cache, const std::vector<Row>& rows, const std::vector<uint8_t>& query,
              const std::vector<uint8_t>& out, const std::vector<float>& terms) {
   const double limit = c.type == Type::f32 ? 2e-5 : 3e-2;
+  const auto held = [&](const std::vector<uint8_t>& from, const std::vector<float>& scales, int64_t at) {
+    return c.scaled() ? get_scaled(from, scales, at, c.dim, c.kv_type) : get(from, at, c.type);
+  };
   int64_t token = 0;
   for (size_t r = 0; r < rows.size(); ++r)
     for (int32_t t = 0; t < rows[r].tokens; ++t, ++token)
@@ -117,7 +141,7 @@ void compare(const Case& c, const Cache& cache, const std::vector<Row>& rows, co
           at.push_back(((block * c.kv_heads + group) * c.block_size + k % c.block_size) * c.dim);
           double s = 0;
           for (int64_t d = 0; d < c.dim; ++d)
-            s += get(query, (token * c.heads + h) * c.dim + d, c.type) * get(cache.keys, at.back() + d, c.type);
+            s += get(query, (token * c.heads + h) * c.dim + d, c.type) * held(cache.keys, cache.key_scales, at.back() + d);
           s /= std::sqrt(double(c.dim));
           if (c.softcap > 0) s = c.softcap * std::tanh(s / c.softcap);
           if (c.terms) s += double(terms[size_t(h)]) * double(k + 1 - end);
@@ -127,7 +151,7 @@ void compare(const Case& c, const Cache& cache, const std::vector<Row>& rows, co
         for (size_t i = 0; i < score.size(); ++i) {
           const double p = std::exp(score[i] - top);
           total += p;
-          for (int64_t d = 0; d < c.dim; ++d) sum[size_t(d)] += p * get(cache.values, at[i] + d, c.type);
+          for (int64_t d = 0; d < c.dim; ++d) sum[size_t(d)] += p * held(cache.values, cache.value_scales, at[i] + d);
         }
         if (c.terms) total += std::exp(double(terms[size_t(c.heads + h)]) - top);
         for (int64_t d = 0; d < c.dim; ++d) {
@@ -142,9 +166,71 @@ void compare(const Case& c, const Cache& cache, const std::vector<Row>& rows, co
       }
 }
 
+// What the cache holds is as near to what was written as its type allows.
+void compare_written(const Case& c, const Pages& cache, const std::vector<uint8_t>& keys,
+                     const std::vector<int64_t>& slots) {
+  for (size_t t = 0; t + 1 < slots.size(); ++t)
+    for (int64_t h = 0; h < c.kv_heads; ++h) {
+      const int64_t from = (int64_t(t) * c.kv_heads + h) * c.dim;
+      const int64_t to = ((slots[t] / c.block_size * c.kv_heads + h) * c.block_size + slots[t] % c.block_size) * c.dim;
+      double high = 0;
+      for (int64_t d = 0; d < c.dim; ++d) high = std::max(high, std::fabs(get(keys, from + d, c.type)));
+      for (int64_t d = 0; d < c.dim; ++d) {
+        const double want = get(keys, from + d, c.type);
+        const double got = get_scaled(cache.keys, cache.key_scales, to + d, c.dim, c.kv_type);
+        const double limit = c.kv_type == Type::s8 ? high / 253 : std::max(std::fabs(want) / 15.9, high / 28000);
+        if (!(std::fabs(got - want) <= limit)) {
+          std::printf("attention: type %d, token %zu head %ld feature %ld holds %g, not %g\n", int(c.kv_type), t, long(h),
+                      long(d), got, want);
+          std::exit(1);
+        }
+      }
+    }
+}
+
+// A row's keys and values, and one of padding.
+void fill(const Case& c, Pages& cache, const Row& row, const int32_t* table, uint32_t& seed) {
+  const int64_t tokens = row.context + row.tokens, count = (tokens + 1) * c.kv_heads * c.dim;
+  std::vector<uint8_t> keys(size_t(count * bytes_of(c.type))), values(keys.size());
+  for (int64_t i = 0; i < count; ++i) {
+    put(keys, i, noise(seed), c.type);
+    put(values, i, noise(seed), c.type);
+  }
+  std::vector<int64_t> slots;
+  for (int64_t k = 0; k < tokens; ++k) slots.push_back(table[k / c.block_size] * c.block_size + k % c.block_size);
+  slots.push_back(-1);
+  const int64_t stride = c.kv_heads * c.dim, block_stride = stride * c.block_size;
+  if (c.scaled()) {
+    AttentionWrite w{};
+    w.key = keys.data();
+    w.value = values.data();
+    w.keys = cache.keys.data();
+    w.values = cache.values.data();
+    w.key_scales = cache.key_scales.data();
+    w.value_scales = cache.value_scales.data();
+    w.slots = slots.data();
+    w.tokens = tokens + 1;
+    w.key_stride = w.value_stride = stride;
+    w.block_stride = block_stride;
+    w.scale_stride = block_stride / c.dim;
+    w.kv_heads = c.kv_heads;
+    w.block_size = c.block_size;
+    w.head_dim = c.dim;
+    w.type = c.type;
+    w.kv_type = c.kv_type;
+    current_level().attention->write(w);
+    compare_written(c, cache, keys, slots);
+    return;
+  }
+  const octavo::Cache to{cache.keys.data(), cache.values.data(), c.block_size, block_stride, c.block_size * c.dim, block_stride,
+                 c.block_size * c.dim};
+  current_level().rotary->write_kv(keys.data(), values.data(), to, slots.data(), tokens + 1, c.kv_heads, c.dim,
+                                   {stride, c.dim}, {stride, c.dim}, c.type, c.type);
+}
+
 void check(const Case& c, const std::vector<Row>& rows, int64_t common) {
   uint32_t seed = 7;
-  Cache cache;
+  Pages cache;
   for (const Row& r : rows)
     cache.width = std::max<int64_t>(cache.width, (r.context + r.tokens + c.block_size - 1) / c.block_size);
   int32_t next = 1 + int32_t(common);
@@ -155,17 +241,11 @@ void check(const Case& c, const std::vector<Row>& rows, int64_t common) {
     }
   const int64_t block = c.kv_heads * c.block_size * c.dim;
   const uint8_t nan = 0xff;
-  cache.keys.assign(size_t(next * block * bytes_of(c.type)), nan);
+  cache.keys.assign(size_t(next * block * bytes_of(c.stored())), nan);
   cache.values = cache.keys;
-  for (size_t r = 0; r < rows.size(); ++r)
-    for (int64_t k = 0; k < rows[r].context + rows[r].tokens; ++k)
-      for (int64_t g = 0; g < c.kv_heads; ++g)
-        for (int64_t d = 0; d < c.dim; ++d) {
-          const int64_t b = cache.table[r * size_t(cache.width) + size_t(k / c.block_size)];
-          const int64_t at = ((b * c.kv_heads + g) * c.block_size + k % c.block_size) * c.dim + d;
-          put(cache.keys, at, noise(seed), c.type);
-          put(cache.values, at, noise(seed), c.type);
-        }
+  if (c.scaled()) cache.key_scales.assign(size_t(next * block / c.dim), NAN);
+  cache.value_scales = cache.key_scales;
+  for (size_t r = 0; r < rows.size(); ++r) fill(c, cache, rows[r], cache.table.data() + r * size_t(cache.width), seed);
   int64_t tokens = 0;
   for (const Row& r : rows) tokens += r.tokens;
   std::vector<uint8_t> query(size_t(tokens * c.heads * c.dim * bytes_of(c.type)));
@@ -214,7 +294,14 @@ void check_attention() {
     check({2, 1, 24, 16, 33, type}, ragged, 0);
     check({8, 1, 32, 32, 300, type}, ragged, 0);
     check({3, 1, 64, 64, 0, type, 20.f, true}, ragged, 0);
-    check({6, 2, 128, 64, 0, type}, {{530, 1}, {520, 1}, {600, 1}, {519, 1}, {700, 1}, {515, 1}, {514, 2}}, 8);
+    const std::vector<Row> sharing{{530, 1}, {520, 1}, {600, 1}, {519, 1}, {700, 1}, {515, 1}, {514, 2}};
+    check({6, 2, 128, 64, 0, type}, sharing, 8);
+    for (Type kv_type : {Type::s8, Type::fp8_e4m3}) {
+      check({9, 3, 64, 64, 0, type, 0, false, kv_type}, ragged, 0);
+      check({2, 1, 24, 16, 33, type, 0, false, kv_type}, ragged, 0);
+      check({3, 1, 64, 64, 0, type, 20.f, true, kv_type}, ragged, 0);
+      check({6, 2, 128, 64, 0, type, 0, false, kv_type}, sharing, 8);
+    }
   }
 }
 

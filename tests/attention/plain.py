@@ -33,10 +33,7 @@ def scaled(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Ten
     high = x.abs().amax(-1, keepdim=True)
     most = torch.full_like(high, CODES[dtype])
     y = (x * torch.where(high > 0, most / high, 0.0)).clamp(-most, most)
-    if dtype is torch.int8:
-        codes = y.round()
-    else:
-        codes = torch.where(y.abs() < torch.finfo(dtype).tiny, y * 0, y)
+    codes = y.round() if dtype is torch.int8 else torch.where(y.abs() < torch.finfo(dtype).tiny, y * 0, y)
     return codes.to(dtype), (high / most).squeeze(-1)
 
 

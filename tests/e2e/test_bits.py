@@ -106,6 +106,14 @@ def test_a_quantized_tiny_model_gives_the_same_bits(name, quantization):
     check(checkpoints.tiny_llama(), 6, [name], dtype="bfloat16", quantization=quantization, num_threads=1)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+@pytest.mark.parametrize("name", ["one at a time", "seven", "chunks of 17", "prefix hits", "preempted"])
+def test_a_cache_of_fewer_bits_gives_the_same_bits(name, kv_cache_dtype, dtype):
+    """ATT-10, ATT-13: a chunk reads back its own keys and values as the cache keeps them."""
+    check(checkpoints.tiny_llama(), 6, [name], dtype=dtype, kv_cache_dtype=kv_cache_dtype, num_threads=1)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("quantization", [None, "int8_per_channel", "int4_group"])

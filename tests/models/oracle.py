@@ -111,12 +111,19 @@ class PagedRun:
         num_blocks = 1 + num_rows * width
         dtype = getattr(torch, layers[0].spec.dtype)
         shape = (num_blocks, len(layers), 2, layers[0].spec.num_kv_heads, block_size, layers[0].spec.head_dim)
-        memory = torch.full(shape, float("nan"), dtype=dtype)
+        memory = torch.full(shape, float("nan")).to(dtype)
+        scales = torch.full(shape[:-1], float("nan")) if layers[0].spec.is_scaled else None
         ids = np.random.default_rng(seed).permutation(np.arange(1, num_blocks))
         self._tables = ids.reshape(num_rows, width).astype(np.int32)
         self._specs = list(dict.fromkeys(layer.spec for layer in layers))  # one group for each kind of layer
         self._layers = [
-            LayerBinding(key=memory[:, i, 0], value=memory[:, i, 1], group=self._specs.index(layer.spec))
+            LayerBinding(
+                key=memory[:, i, 0],
+                value=memory[:, i, 1],
+                group=self._specs.index(layer.spec),
+                key_scale=None if scales is None else scales[:, i, 0],
+                value_scale=None if scales is None else scales[:, i, 1],
+            )
             for i, layer in enumerate(layers)
         ]
         self._builders = [(backend or model_backend(model)).builder(spec) for spec in self._specs]

@@ -56,6 +56,23 @@ def test_k_lies_before_v_in_a_page() -> None:
     assert (page[:half] == 1).all() and (page[half:] == 2).all()
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("padding", [0, 64])
+def test_scales_lie_behind_keys_and_values_and_never_overlap(dtype: str, padding: int) -> None:
+    """ATT-10."""
+    one = spec(dtype=dtype, page_padding_bytes=padding)
+    assert one.content_bytes == 2 * 4 * 2 * (8 + 4)
+    memory = KVMemory(block_major(3, 5, one), CPU)
+    views = [v for b in memory.bindings for v in (b.key, b.value, b.key_scale, b.value_scale)]
+    for number, view in enumerate(views):
+        assert view is not None
+        assert view.shape[:3] == (5, 2, 4) and not view.view(torch.uint8).any()
+        view.fill_(number + 1)
+    for number, view in enumerate(views):
+        assert view is not None and (view.float() == number + 1).all()
+    assert int((memory.buffer != 0).sum()) <= 5 * 3 * one.content_bytes, "padding is left alone"
+
+
 def test_zeroing_clears_these_blocks_in_every_layer_and_no_other() -> None:
     memory = KVMemory(block_major(3, 6, spec()), CPU)
     memory.buffer.fill_(1)
