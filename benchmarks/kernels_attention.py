@@ -140,7 +140,7 @@ def narrow(heads: int, kv_heads: int, dim: int, rows: int, context: int, kv_dtyp
         "narrow",
         f"{heads}/{kv_heads}x{dim} rows {rows} ctx {context} {name}",
         made.native,
-        wide.native,
+        lambda layer: wide.native(layer % wide.layers),
         amount,
         made.layers,
     )

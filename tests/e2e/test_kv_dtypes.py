@@ -52,7 +52,7 @@ def test_the_same_memory_holds_more_blocks() -> None:
 
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
 def test_the_reference_backend_refuses_it(kv_cache_dtype: str) -> None:
-    with pytest.raises(ConfigError, match="torch_sdpa.*does not keep .* KV"):
+    with pytest.raises(ConfigError, match=r"torch_sdpa.*does not keep .* KV"):
         LLM(model=str(checkpoints.tiny_llama()), kv_cache_dtype=kv_cache_dtype, attention_backend="torch_sdpa")
 
 
