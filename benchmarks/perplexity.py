@@ -39,8 +39,8 @@ class Way:
 FROM_FOLDER = (
     Way("float32", {"dtype": "float32", "quantization": "none"}),
     Way("bfloat16", {"dtype": "bfloat16", "quantization": "none"}),
-    Way("bfloat16, KV in fp8", {"dtype": "bfloat16", "quantization": "none", "kv_cache_dtype": "fp8"}),
-    Way("bfloat16, KV in int8", {"dtype": "bfloat16", "quantization": "none", "kv_cache_dtype": "int8"}),
+    Way("bfloat16 with KV in fp8", {"dtype": "bfloat16", "quantization": "none", "kv_cache_dtype": "fp8"}),
+    Way("bfloat16 with KV in int8", {"dtype": "bfloat16", "quantization": "none", "kv_cache_dtype": "int8"}),
     Way("int8_per_channel", {"quantization": "int8_per_channel"}),
     Way("int4_group", {"quantization": "int4_group"}),
     Way("int4_group, asymmetric", {"quantization": ASYMMETRIC}),
