@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from octavo.base.errors import ConfigError
-from octavo.ops.pages import HUGE_PAGE_BYTES, Memory, PageArena, gives_huge_pages, reserve, scratch
+from octavo.ops.pages import (
+    HUGE_PAGE_BYTES,
+    Memory,
+    PageArena,
+    Populating,
+    gives_huge_pages,
+    populate,
+    reserve,
+    scratch,
+)
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 huge = pytest.mark.skipif(not gives_huge_pages(), reason="this system gives no large pages")
@@ -102,3 +111,29 @@ def test_shapes_and_types() -> None:
         assert (tuple(made.shape), made.dtype, made.is_contiguous()) == (shape, dtype, True)
         temporary = scratch(shape, dtype)
         assert (tuple(temporary.shape), temporary.dtype) == (shape, dtype)
+
+
+def resident_bytes() -> int:
+    text = Path("/proc/self/status").read_text()
+    return int(text.split("VmRSS:")[1].split()[0]) * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for pages")
+def test_populated_memory_is_there_and_holds_what_it_held():
+    memory = reserve(64 << 20, "test")
+    memory[5 << 20] = 9
+    before = resident_bytes()
+    given = populate(memory, lambda: False)
+    assert given in (0, 64 << 20), "a kernel older than 5.14 gives none"
+    assert resident_bytes() - before >= (given - HUGE_PAGE_BYTES) * 0.9
+    assert memory[5 << 20] == 9 and int(memory.count_nonzero()) == 1
+
+
+def test_populating_ends_when_it_is_told_to():
+    memory = reserve(16 << 20, "test")
+    asked = []
+    given = populate(memory, lambda: asked.append(0) or len(asked) > 2)
+    assert given in (0, 2 * HUGE_PAGE_BYTES)
+    thread = Populating(memory)
+    thread.stop()
+    assert not memory.any()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from octavo.base.kvspec import FullAttentionSpec, KVGroup, KVLayout, LayerPlace, SlidingWindowSpec
+from octavo.ops.pages import Populating
 from octavo.worker.memory import KVMemory, peak_bytes, scratch_layout
 
 CPU = torch.device("cpu")
@@ -112,3 +113,18 @@ def test_a_scratch_layout_gives_every_row_and_kind_its_own_blocks() -> None:
     assert layout.num_blocks == 1 + 2 * (3 + 1)
     memory = KVMemory(layout, CPU)
     assert [b.group for b in memory.bindings] == [0, 1, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the system for pages")
+def test_the_first_blocks_are_made_ready_and_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.Tensor] = []
+    monkeypatch.setattr("octavo.worker.memory.READY_BYTES", 1 << 20)
+    monkeypatch.setattr("octavo.worker.memory.Populating", lambda memory: asked.append(memory) or Populating(memory))
+    memory = KVMemory(block_major(3, 20_000, spec()), CPU)
+    memory.bindings[0].key[1] = 7.0
+    memory.make_ready()
+    memory.make_ready()
+    memory.close()
+    memory.close()
+    assert [len(part) for part in asked] == [1 << 20], "once, and no more than that"
+    assert (memory.bindings[0].key[1] == 7).all()

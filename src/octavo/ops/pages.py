@@ -6,9 +6,11 @@ it goes.
 Does not know: what is stored.
 """
 
+import ctypes
 import mmap
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -21,6 +23,7 @@ from octavo.base.errors import ConfigError
 HUGE_PAGE_BYTES: Final = 2 << 20
 ALIGNMENT: Final = 64  # one cache line, one vector
 CHUNK_BYTES: Final = 64 << 20
+_POPULATE_WRITE: Final = 23  # of madvise, from Linux 5.14; Python's mmap has no name for it
 _SETTING: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -43,6 +46,45 @@ def reserve(num_bytes: int, what: str) -> torch.Tensor:
     whole = torch.frombuffer(pages, dtype=torch.uint8)
     start = -whole.data_ptr() % HUGE_PAGE_BYTES
     return whole[start : start + num_bytes]
+
+
+def populate(memory: torch.Tensor, stopped: Callable[[], bool]) -> int:
+    """Have the system give this memory's pages now, a large one at a time; what they hold stays. Bytes that were given.
+
+    Fewer than there are when `stopped` says so; none where the system cannot. Other threads may use the memory
+    meanwhile.
+    """
+    first, end = memory.data_ptr(), memory.data_ptr() + memory.numel() * memory.element_size()
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if madvise is None:
+        return 0
+    for at in range(first - first % mmap.PAGESIZE, end, HUGE_PAGE_BYTES):
+        size = min(HUGE_PAGE_BYTES, end - at)
+        if stopped() or madvise(ctypes.c_void_p(at), ctypes.c_size_t(size), _POPULATE_WRITE):
+            return max(0, at - first)
+    return end - first
+
+
+class Populating:
+    """Memory that is populated by a thread which lets everybody else go first.
+
+    Owns: the thread.
+    """
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(memory,), name="octavo-populate", daemon=True)
+        self._thread.start()
+
+    def _run(self, memory: torch.Tensor) -> None:
+        with suppress(OSError, AttributeError):  # Linux only
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        populate(memory, self._stopped.is_set)
+
+    def stop(self) -> None:
+        """End after the page under way."""
+        self._stopped.set()
+        self._thread.join()
 
 
 def gives_huge_pages() -> bool:

@@ -1,7 +1,7 @@
 """The device's memory: what one step needs, and the one buffer that holds all KV.
 
-Promises: KV memory is reserved at once, in large pages, and touched page by page as blocks are used; every layer's
-views follow from the `KVLayout` alone.
+Promises: KV memory is reserved at once, in large pages, and touched page by page as blocks are used, but for the first
+blocks, which can be made ready ahead; every layer's views follow from the `KVLayout` alone.
 Does not know: which block holds what, or who decided how many there are.
 """
 
@@ -15,13 +15,15 @@ from torch import Tensor
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import SCALE_BYTES, KVGroup, KVLayout, KVSpec, LayerPlace, dtype_bytes
 from octavo.forward.context import LayerBinding
-from octavo.ops.pages import reserve
+from octavo.ops.pages import Populating, reserve
+
+READY_BYTES = 256 << 20  # of KV, touched while nobody waits: a fresh page costs the system longer than computing its KV
 
 
 class KVMemory:
     """All KV blocks of one device, in one flat buffer.
 
-    Owns: the buffer.
+    Owns: the buffer, and the thread that makes its first pages ready.
     """
 
     def __init__(self, layout: KVLayout, device: torch.device) -> None:
@@ -30,6 +32,19 @@ class KVMemory:
         self.bindings: tuple[LayerBinding, ...] = tuple(
             _bind(self.buffer, place, layout.groups[place.group].spec, layout.num_blocks) for place in layout.places
         )
+
+        self._populating: Populating | None = None
+
+    def make_ready(self) -> None:
+        """Have the first blocks' pages given by the system from now on, beside whatever else runs."""
+        if self.buffer.device.type == "cpu" and self._populating is None:
+            self._populating = Populating(self.buffer[:READY_BYTES])
+
+    def close(self) -> None:
+        """No thread of ours touches the buffer after this."""
+        if self._populating is not None:
+            self._populating.stop()
+            self._populating = None
 
     def zero(self, blocks: Sequence[int]) -> None:
         """Clear these blocks in every layer."""

@@ -152,7 +152,7 @@ class Worker:
 
     def allocate(self, layout: KVLayout) -> None:
         """Reserve KV memory and bind the layers to it."""
-        self._of = self._runner = None  # lets go of an earlier memory before the new one is reserved
+        self._let_go()  # of an earlier memory, before the new one is reserved
         self._bare.forward.forget()
         self._of = self._compose(KVMemory(layout, self._device), self._seams)
         self._runner = ModelRunner(self._of)
@@ -170,6 +170,7 @@ class Worker:
             runner = ModelRunner(replace(bare, batcher=of.batcher, contexts=of.contexts))
             runner.step(dummy.prompt_plan(layout, (length,), SamplingParams(top_p=0.9)), NothingLate())
             runner.step(dummy.decode_plan(layout, (length,)), NothingLate())
+        of.memory.make_ready()
 
     def step(self, plan: StepPlan, late: LateParts) -> StepResult:
         """Compute one plan."""
@@ -189,10 +190,16 @@ class Worker:
         if self._loaded is not None:
             for part in self._seams.parts:
                 part.close()
-        self._loaded = self._runner = self._of = None
+        self._loaded = None
+        self._let_go()
         self._bare.forward.forget()
 
     # ---- inside ---------------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        if self._of is not None:
+            self._of.memory.close()
+        self._runner = self._of = None
 
     def _memory(self) -> dict[str, int]:
         weights = self._loaded.weight_bytes if self._loaded else 0
