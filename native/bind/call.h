@@ -35,45 +35,42 @@ class Tape {
     names_.push_back(std::move(name));
   }
   void replay(int64_t rows) const {
-    struct Data {
-      const Tape& tape;
-      int64_t rows;
-    } data{*this, rows};
-    Team::lead(
-        [](void* data) {
-          const Data& d = *static_cast<Data*>(data);
-          for (const auto& op : d.tape.calls_) op(d.rows);
-        },
-        &data);
+    each([rows](const Op& op) { op(rows); });
   }
   // Seconds that each entry took, in the order of `names`.
   std::vector<double> timed_replay(int64_t rows) const {
-    struct Data {
-      const Tape& tape;
-      int64_t rows;
-      std::vector<double> seconds;
-    } data{*this, rows, {}};
-    data.seconds.reserve(calls_.size());
-    Team::lead(
-        [](void* data) {
-          using Clock = std::chrono::steady_clock;
-          Data& d = *static_cast<Data*>(data);
-          Clock::time_point began = Clock::now();
-          for (const auto& op : d.tape.calls_) {
-            op(d.rows);
-            const Clock::time_point now = Clock::now();
-            d.seconds.push_back(std::chrono::duration<double>(now - began).count());
-            began = now;
-          }
-        },
-        &data);
-    return data.seconds;
+    using Clock = std::chrono::steady_clock;
+    std::vector<double> seconds;
+    seconds.reserve(calls_.size());
+    Clock::time_point began = Clock::now();
+    each([&](const Op& op) {
+      op(rows);
+      const Clock::time_point now = Clock::now();
+      seconds.push_back(std::chrono::duration<double>(now - began).count());
+      began = now;
+    });
+    return seconds;
   }
   size_t size() const { return calls_.size(); }
   const std::vector<std::string>& names() const { return names_; }
 
  private:
-  std::vector<std::function<void(int64_t)>> calls_;
+  using Op = std::function<void(int64_t)>;
+
+  // What shows that a step is worth other threads is an operator that shares its work: they stay for those after it. For
+  // a model so small that none does, nobody is woken.
+  template <class Do>
+  void each(const Do& does) const {
+    size_t next = 0;
+    const int64_t before = Team::gathered();
+    while (next < calls_.size() && Team::gathered() == before) does(calls_[next++]);
+    auto rest = [&] {
+      while (next < calls_.size()) does(calls_[next++]);
+    };
+    if (next < calls_.size()) Team::lead([](void* rest) { (*static_cast<decltype(rest)*>(rest))(); }, &rest);
+  }
+
+  std::vector<Op> calls_;
   std::vector<std::string> names_;
 };
 

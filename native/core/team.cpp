@@ -9,6 +9,7 @@ namespace octavo {
 namespace {
 
 thread_local Team* led = nullptr;
+thread_local int64_t teams = 0;
 
 // Spins, and offers the core to others now and then.
 struct Wait {
@@ -30,6 +31,7 @@ struct Wait {
 }  // namespace
 
 Team* Team::current() { return led; }
+int64_t Team::gathered() { return teams; }
 
 void Team::lead(void (*work)(void*), void* data, int most) {
   int threads = omp_get_max_threads();
@@ -37,6 +39,7 @@ void Team::lead(void (*work)(void*), void* data, int most) {
   if (threads > most) threads = most;
   if (threads <= 1 || led || omp_in_parallel()) return work(data);
   Team team(threads);
+  ++teams;
 #pragma omp parallel num_threads(threads)
   {
     if (omp_get_thread_num() == 0) {

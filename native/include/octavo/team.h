@@ -25,6 +25,9 @@ class Team {
   // region, under another team's lead or with one thread it just runs.
   static void lead(void (*work)(void*), void* data, int most = MOST_THREADS);
 
+  // How many teams have come together under this thread's lead so far.
+  static int64_t gathered();
+
   int size() const { return size_; }
 
   // piece(body, begin, end, thread) over all of [0, tasks), `chunk` tasks at a time, by up to `threads` of the team that
