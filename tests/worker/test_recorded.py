@@ -235,6 +235,30 @@ def test_the_pool_gives_memory_again_only_when_no_view_of_it_lives():
     assert pool.empty((0, 4), torch.float32).shape == (0, 4)
 
 
+def test_the_pool_takes_little_more_than_what_lives_at_once_whatever_the_sizes():
+    pool, living, most, now = BufferPool(), [], 0, 0
+    sizes = torch.randint(1, 3_000_000, (300,), generator=torch.Generator().manual_seed(1)).tolist()
+    for number, size in enumerate(sizes):
+        tensor = pool.empty((size,), torch.uint8)
+        tensor.fill_(number % 251)
+        living.append((number, tensor))
+        now += size
+        most = max(most, now)
+        del tensor
+        if len(living) > 6:
+            ended, tensor = living.pop(number % 5)
+            assert (tensor == ended % 251).all(), "nobody else wrote there"
+            now -= len(tensor)
+            del tensor
+    assert most <= pool.num_bytes < 2 * most
+
+
+def test_the_pool_holds_a_tensor_larger_than_its_chunks():
+    pool = BufferPool()
+    large = [pool.empty((100 << 20,), torch.uint8) for _ in range(2)]
+    assert abs(large[0].data_ptr() - large[1].data_ptr()) >= 100 << 20 and pool.num_bytes >= 200 << 20
+
+
 def test_a_tape_says_what_each_call_is_and_what_it_takes():
     rig, forward = Rig(Small()), RecordedForward(native.core.Tape)
     forward.run(rig.model, *rig.batch(4))

@@ -14,6 +14,7 @@ the same calls serve every number of rows up to the full size.
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -29,7 +30,8 @@ from octavo.worker.seams import EagerForward, Model
 
 ALIGNMENT: Final = 64
 STAGGER: Final = 13 * ALIGNMENT  # tensors of one size would else fall into the same places of a cache
-HELD_BY_US: Final = 2  # references to a loan that is not out: the piece's, and the argument of getrefcount
+HELD_BY_US: Final = 2  # references to an array that is not out: the loan's, and the argument of getrefcount
+CHUNK_BYTES: Final = 64 << 20
 CHECKED_RUNS: Final = 2  # first runs of a recording are compared with the model's own
 
 aten = torch.ops.aten
@@ -58,47 +60,76 @@ class NotRecordable(Exception):
     """The model did something that cannot be replayed."""
 
 
-@dataclass(slots=True)
-class _Piece:
-    """Memory for one tensor at a time. The tensor's storage holds `loan`, a view made for it alone.
+@dataclass(frozen=True, slots=True)
+class _Loan:
+    """Memory that is out: a tensor's storage holds `array`, a view made for it alone.
 
-    Owns: the loan.
+    Owns: the array.
     """
 
-    memory: npt.NDArray[np.uint8]
-    loan: npt.NDArray[np.uint8]
+    start: int
+    end: int
+    array: npt.NDArray[np.uint8]
 
-    def is_free(self) -> bool:
-        return sys.getrefcount(self.loan) == HELD_BY_US
+    def is_out(self) -> bool:
+        return sys.getrefcount(self.array) > HELD_BY_US
+
+
+class _Chunk:
+    """One range of memory, lent out piece by piece.
+
+    Owns: its loans, by place, and how far it was ever used.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._memory = reserve(size, "a step's intermediate values").numpy()
+        self._loans: list[_Loan] = []
+        self.most = 0
+
+    def lend(self, num_bytes: int) -> npt.NDArray[np.uint8] | None:
+        """The beginning of the first gap that is large enough; None when there is none."""
+        room = -(-num_bytes // ALIGNMENT) * ALIGNMENT + STAGGER
+        self._loans = [loan for loan in self._loans if loan.is_out()]
+        starts = (0, *(loan.end for loan in self._loans))
+        ends = (*(loan.start for loan in self._loans), len(self._memory))
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            if end - start >= room:
+                loan = _Loan(start, start + room, self._memory[start : start + num_bytes])
+                self._loans.insert(number, loan)
+                self.most = max(self.most, loan.end)
+                return loan.array
+        return None
 
 
 class BufferPool:
     """Memory for tensors that come and go in the order of a recording, and lasts as long as it.
 
-    Owns: its pieces.
+    A tensor gets the first gap that holds it, so that together they take little more than the most that live at once;
+    what is never lent out is never touched.
+
+    Owns: its chunks.
     """
 
     def __init__(self) -> None:
-        self._pieces: list[_Piece] = []
-        self.num_bytes = 0
+        self._chunks: list[_Chunk] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """How much was ever out at once, gaps included."""
+        return sum(chunk.most for chunk in self._chunks)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor in memory that no living tensor uses: the smallest piece that holds it, or a new one."""
-        size = max(1, int(np.prod(shape, dtype=np.int64))) * dtype.itemsize
-        free = [piece for piece in self._pieces if len(piece.memory) >= size and piece.is_free()]
-        piece = min(free, key=lambda p: len(p.memory)) if free else self._new(size)
-        piece.loan = piece.memory[:size]
-        flat = torch.from_numpy(piece.loan).view(dtype)
-        return flat[: int(np.prod(shape, dtype=np.int64))].view(tuple(shape))
+        """A tensor in memory that no living tensor uses."""
+        count = prod(shape)
+        memory = self._lend(max(1, count) * dtype.itemsize)  # the tensor must hold this array and no view of it
+        return torch.from_numpy(memory).view(dtype)[:count].view(tuple(shape))
 
-    def _new(self, size: int) -> _Piece:
-        offset = STAGGER * (len(self._pieces) % 64)
-        size = -(-size // ALIGNMENT) * ALIGNMENT
-        memory = reserve(size + offset, "a step's intermediate values").numpy()[offset:]
-        piece = _Piece(memory, memory[:0])
-        self._pieces.append(piece)
-        self.num_bytes += size + offset
-        return piece
+    def _lend(self, num_bytes: int) -> npt.NDArray[np.uint8]:
+        for chunk in self._chunks:
+            if (memory := chunk.lend(num_bytes)) is not None:
+                return memory
+        self._chunks.append(_Chunk(max(2 * num_bytes, CHUNK_BYTES)))
+        return self._lend(num_bytes)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
