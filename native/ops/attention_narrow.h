@@ -18,7 +18,8 @@ struct Narrow {
   int64_t dim, wide, steps, columns;
   bool as_they_lie;
   char* queries;  // [heads, steps, 16 pairs, columns] of pairs
-  char* turned;   // [PARTITION, columns] scores; then packed values: [8 steps, SLICE / 16 panels, PANEL]
+  char* turned;   // [PARTITION, columns] scores
+  char* packed;   // [2, SLICE / 16 panels, PANEL]: values of one step, and of the next
   char* scores;   // [lines, PARTITION] of float; weights in place, bf16
   char* staged;   // 4 times 16 keys [16, wide]
   State part;
@@ -27,7 +28,7 @@ struct Narrow {
 
   static int64_t scratch_floats(const AttentionJob& job) {
     const int64_t wide = round_up(job.head_dim, 32);
-    return job.kv_heads * wide * 16 / 2 + 2 * PARTITION * 16 + PARTITION * SLICE / 2 + 4 * 16 * wide / 2 +
+    return job.kv_heads * wide * 16 / 2 + 2 * PARTITION * 16 + 2 * SLICE / 16 * PANEL / 4 + 4 * 16 * wide / 2 +
            16 * (wide + 2);
   }
 
@@ -38,7 +39,8 @@ struct Narrow {
     as_they_lie = KV == Type::bf16 && dim == wide;
     queries = (char*)scratch;
     turned = queries + job.kv_heads * wide * 16 * 2;
-    scores = turned + PARTITION * 16 * 4 + PARTITION * SLICE * 2;
+    packed = turned + PARTITION * 16 * 4;
+    scores = packed + 2 * SLICE / 16 * PANEL;
     staged = scores + PARTITION * 16 * 4;
     float* given = (float*)(staged + 4 * 16 * wide * 2);
     part = {given, given + 16 * wide, given + 16 * wide + 16};
@@ -86,31 +88,38 @@ struct Narrow {
     const int64_t end = (all.end + 15) / 16, tile_bytes = 16 * columns_bytes;
     for (int64_t t = all.begin / 16; t < end; t += 4) {
       const int64_t n = least(4, end - t);
-      const char* key[4];
+      const char *key[4], *value[4];
       for (int64_t i = 0; i < n; ++i) {
         const int64_t at = unit.cache_at(job, head, base + (t + i) * 16);
-        const char* values = (const char*)job.values + at * SIZE;
-        for (int64_t b = 0; b < 16 * dim * SIZE; b += 64) _mm_prefetch(values + b, _MM_HINT_T1);
+        value[i] = (const char*)job.values + at * SIZE;
         key[i] = (const char*)job.keys + at * SIZE;
         if (!as_they_lie) key[i] = stage(head, base + (t + i) * 16, i);
       }
-      for (int64_t i = n; i < 4; ++i) key[i] = key[n - 1];  // computed and not read
+      for (int64_t i = n; i < 4; ++i) {  // computed and not read
+        key[i] = key[n - 1];
+        value[i] = value[n - 1];
+      }
       const int64_t stride = as_they_lie ? dim * 2 : wide * 2;
       fence();
       OCTAVO_TILE_ZERO(0);
       OCTAVO_TILE_ZERO(1);
       OCTAVO_TILE_ZERO(2);
       OCTAVO_TILE_ZERO(3);
+      const int64_t part = 16 * dim * SIZE / steps;  // of 16 values, which are read next
       for (int64_t s = 0; s < steps; ++s) {
         OCTAVO_TILE_LOAD(6, q + s * q_step, columns_bytes);
         OCTAVO_TILE_LOAD(4, key[0] + s * 64, stride);
         OCTAVO_TILE_DOT(0, 4, 6);
+        bring(value[0] + s * part, part);
         OCTAVO_TILE_LOAD(5, key[1] + s * 64, stride);
         OCTAVO_TILE_DOT(1, 5, 6);
+        bring(value[1] + s * part, part);
         OCTAVO_TILE_LOAD(4, key[2] + s * 64, stride);
         OCTAVO_TILE_DOT(2, 4, 6);
+        bring(value[2] + s * part, part);
         OCTAVO_TILE_LOAD(5, key[3] + s * 64, stride);
         OCTAVO_TILE_DOT(3, 5, 6);
+        bring(value[3] + s * part, part);
       }
       char* to = turned + t * tile_bytes;
       OCTAVO_TILE_STORE(0, to, columns_bytes);
@@ -158,17 +167,17 @@ struct Narrow {
   }
 
   void add_values(int64_t head, int64_t base, Range all, int64_t slice, int64_t next_head, int64_t next) {
-    char* packed = turned + PARTITION * 16 * 4;
     const int64_t width = least(SLICE, wide - slice), panels = width / 16;
     OCTAVO_TILE_ZERO(0);
     OCTAVO_TILE_ZERO(1);
     OCTAVO_TILE_ZERO(2);
     OCTAVO_TILE_ZERO(3);
     const int64_t last = (all.end + STEP - 1) / STEP;
+    pack_step(head, base, all, slice, all.begin / STEP, next_head, next);
     for (int64_t s = all.begin / STEP; s < last; ++s) {
-      if (next >= 0 && slice == 0) bring(next_head, next * PARTITION + s * STEP);
-      char* to = packed + s * (SLICE / 16) * PANEL;
-      pack_values<KV>(job, unit, head, base, all, s, slice, width, to, PANEL);
+      // A step ahead: a tile's load waits until what was stored there has left the processor's store buffer.
+      if (s + 1 < last) pack_step(head, base, all, slice, s + 1, next_head, next);
+      const char* to = place_of(s);
       fence();
       OCTAVO_TILE_LOAD(4, scores + s * 64, PARTITION * 4);
       OCTAVO_TILE_LOAD(5, to, 64);
@@ -191,12 +200,17 @@ struct Narrow {
     }
   }
 
-  // 32 keys, which are read next, to the second cache.
-  void bring(int64_t head, int64_t position) const {
-    for (int64_t p = position; p < position + STEP; p += 16) {
-      if (p >= unit.ends[unit.lines - 1]) return;
-      const char* key = (const char*)job.keys + unit.cache_at(job, head, p) * SIZE;
-      for (int64_t b = 0; b < 16 * dim * SIZE; b += 64) _mm_prefetch(key + b, _MM_HINT_T1);
+  char* place_of(int64_t step) const { return packed + step % 2 * (SLICE / 16) * PANEL; }
+
+  // Values of a step; meanwhile keys of the same step of what is read next are brought nearer.
+  void pack_step(int64_t head, int64_t base, Range all, int64_t slice, int64_t step, int64_t next_head, int64_t next) {
+    const int64_t width = least(SLICE, wide - slice), position = next * PARTITION + step * STEP;
+    if (next >= 0 && position + 16 < unit.ends[unit.lines - 1]) {
+      const char* soon[2] = {(const char*)job.keys + unit.cache_at(job, next_head, position) * SIZE,
+                             (const char*)job.keys + unit.cache_at(job, next_head, position + 16) * SIZE};
+      pack_values<KV>(job, unit, head, base, all, step, slice, width, place_of(step), PANEL, soon);
+    } else {
+      pack_values<KV>(job, unit, head, base, all, step, slice, width, place_of(step), PANEL, nullptr);
     }
   }
 };

@@ -115,7 +115,7 @@ struct PairKernel {
       }
     }
     for (int64_t s = all.begin / STEP; s * STEP < all.end; ++s)
-      pack_values<KV>(job, unit, head, base, all, s, 0, wide, values + s * PANEL, VALUE_PANEL);
+      pack_values<KV>(job, unit, head, base, all, s, 0, wide, values + s * PANEL, VALUE_PANEL, nullptr);
   }
 };
 
