@@ -67,7 +67,8 @@ class Tape {
     auto rest = [&] {
       while (next < calls_.size()) does(calls_[next++]);
     };
-    if (next < calls_.size()) Team::lead([](void* rest) { (*static_cast<decltype(rest)*>(rest))(); }, &rest);
+    using Rest = decltype(rest);
+    if (next < calls_.size()) Team::lead([](void* data) { (*static_cast<Rest*>(data))(); }, &rest);
   }
 
   std::vector<Op> calls_;
