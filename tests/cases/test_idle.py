@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 CORE_SHARE = 0.05
 SLOWER = 1.2
-TOKENS = 400
+TOKENS = 1_600
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
