@@ -1,7 +1,8 @@
 """Make the environment of this checkout in `.venv`: `make venv`, and the first step of every other recipe.
 
 Promises: says what it does; installs the versions of `requirements/*.lock` with pip; refuses a CUDA build of torch
-on a machine without a GPU before anything large is downloaded; does nothing when nothing changed.
+on a machine without a GPU before anything large is downloaded; says when the native core was not built, and refuses to
+go on without it where it is developed and there is a compiler; does nothing when nothing changed.
 Does not know: what is run in the environment.
 
 Usage: python3 scripts/make_venv.py [--dev]
@@ -99,6 +100,20 @@ def installed(dev: bool) -> bool:
     return have in (fingerprint(dev), fingerprint(True))
 
 
+def report_core(dev: bool) -> None:
+    """Say when the native core is missing: pip leaves it out without a word when its build fails, for whatever reason."""
+    command = [str(PYTHON), "-c", "from octavo import _native"]
+    if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0:
+        return
+    compiler = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    if compiler is None:
+        say("there is no C++ compiler, so the native core was not built: on a CPU everything works, but slower")
+        return
+    again = f"{PYTHON.relative_to(ROOT)} -m pip install -v --no-deps --no-build-isolation -e ."
+    line = f"the native core was not built although {compiler} is there; '{again}' shows why"
+    (fail if dev else say)(line)
+
+
 def main() -> None:
     """Make or complete the environment."""
     dev = "--dev" in sys.argv[1:]
@@ -120,6 +135,7 @@ def main() -> None:
     say(f"installing {', '.join(locks)}")
     pip("install", "--quiet", *(a for lock in locks for a in ("-r", str(LOCKS / lock))))
     pip("install", "--quiet", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    report_core(dev)
     (VENV / "octavo-stamp").write_text(fingerprint(dev))
     say(f"ready: {VENV.relative_to(ROOT)}/bin/octavo")
 

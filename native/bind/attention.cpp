@@ -1,8 +1,8 @@
 // Attention over the paged KV cache: prefill and decode, one arithmetic for both.
-#include <omp.h>
 
 #include "call.h"
 #include "octavo/attention_plan.h"
+#include "octavo/parallel.h"
 
 namespace nb = nanobind;
 
@@ -38,7 +38,7 @@ struct Layer {
 };
 
 void attend(AttentionPlan& plan, const Layer& l, Ptr query, int64_t query_stride, Ptr out, int64_t tokens) {
-  const AttentionCut& cut = plan.cut({l.heads, l.kv_heads, l.head_dim, l.window, omp_get_max_threads(), !l.slopes});
+  const AttentionCut& cut = plan.cut({l.heads, l.kv_heads, l.head_dim, l.window, int(most_threads()), !l.slopes});
   AttentionJob job{};
   job.query = at<void>(query);
   job.out = at<void>(out);

@@ -55,13 +55,14 @@ void Team::lead(void (*work)(void*), void* data, int most) {
 
 void Team::share(int64_t tasks, int64_t chunk, int threads, Piece piece, const void* body) {
   if (led) return led->run(tasks, chunk, threads, piece, body);
-  const auto job = [&] {
+  auto job = [&] {
     if (led)
       led->run(tasks, chunk, threads, piece, body);
-    else
+    else  // no thread but this one
       piece(body, 0, tasks, 0);
   };
-  lead([](void* data) { (*static_cast<decltype(job)*>(data))(); }, const_cast<void*>(static_cast<const void*>(&job)), threads);
+  using Job = decltype(job);
+  lead([](void* data) { (*static_cast<Job*>(data))(); }, &job, threads);
 }
 
 void Team::run(int64_t tasks, int64_t chunk, int threads, Piece piece, const void* body) {

@@ -96,21 +96,6 @@ OCTAVO_INLINE __m512 weights_of(Scores s, const float* scales, Range seen, Range
   return sum;
 }
 
-// Lane i: the highest lane of v[i].
-OCTAVO_INLINE F tops(const F* v) {
-  F u[4];
-  for (int j = 0; j < 4; ++j) {
-    const F* x = v + 4 * j;
-    const F a = max(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
-    const F b = max(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
-    const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
-    u[j] = max(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
-  }
-  const F a = max(_mm512_shuffle_f32x4(u[0], u[1], 0x88), _mm512_shuffle_f32x4(u[0], u[1], 0xdd));
-  const F b = max(_mm512_shuffle_f32x4(u[2], u[3], 0x88), _mm512_shuffle_f32x4(u[2], u[3], 0xdd));
-  return max(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-}
-
 // The softmax of up to 16 lines in a partition: lines every `line_bytes`. `all`: what any of them sees.
 struct Softmax {
   const AttentionJob& job;
@@ -133,7 +118,7 @@ struct Softmax {
     }
     for (int64_t i = count; i < 16; ++i) many[i] = _mm512_setzero_ps();
     // Nothing seen: lowest, whatever the factor.
-    const __m512 top = tops(many), scaled = _mm512_mul_ps(top, _mm512_set1_ps(factor()));
+    const __m512 top = across<Highest>(many), scaled = _mm512_mul_ps(top, _mm512_set1_ps(factor()));
     const __mmask16 none = _mm512_cmp_ps_mask(top, _mm512_set1_ps(LOWEST), _CMP_EQ_OQ);
     _mm512_storeu_ps(part.highest, _mm512_mask_mov_ps(scaled, none, _mm512_set1_ps(LOWEST)));
   }

@@ -51,20 +51,35 @@ OCTAVO_INLINE float fp8_value(uint8_t x) {
   return x & 0x80 ? -size : size;
 }
 
-// Lane i: the sum of v[i].
-OCTAVO_INLINE F sums(const F* v) {
 #if defined(__AVX512F__)
+// Lane i: all lanes of v[i], two at a time by `Two`.
+template <class Two>
+OCTAVO_INLINE F across(const F* v) {
   F u[4];
   for (int j = 0; j < 4; ++j) {
     const F* x = v + 4 * j;
-    const F a = add(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
-    const F b = add(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    const F a = Two::of(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const F b = Two::of(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
     const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
-    u[j] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+    u[j] = Two::of(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
   }
-  const F a = add(_mm512_shuffle_f32x4(u[0], u[1], 0x88), _mm512_shuffle_f32x4(u[0], u[1], 0xdd));
-  const F b = add(_mm512_shuffle_f32x4(u[2], u[3], 0x88), _mm512_shuffle_f32x4(u[2], u[3], 0xdd));
-  return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  const F a = Two::of(_mm512_shuffle_f32x4(u[0], u[1], 0x88), _mm512_shuffle_f32x4(u[0], u[1], 0xdd));
+  const F b = Two::of(_mm512_shuffle_f32x4(u[2], u[3], 0x88), _mm512_shuffle_f32x4(u[2], u[3], 0xdd));
+  return Two::of(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+struct Sum {
+  OCTAVO_INLINE F of(F a, F b) { return add(a, b); }
+};
+struct Highest {
+  OCTAVO_INLINE F of(F a, F b) { return max(a, b); }
+};
+#endif
+
+// Lane i: the sum of v[i].
+OCTAVO_INLINE F sums(const F* v) {
+#if defined(__AVX512F__)
+  return across<Sum>(v);
 #elif defined(__AVX2__)
   const F a = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
   const F b = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));

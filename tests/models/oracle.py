@@ -10,7 +10,8 @@ from torch import nn
 from octavo.attention.batch import AttentionBatch
 from octavo.config.facts import DeviceFacts, ModelFacts, RopeFacts
 from octavo.forward.context import BatchShape, ForwardContext, GroupPlan, LayerBinding, entered
-from octavo.models.build import BuildContext, BuildSettings, build_context, build_model, finish, place, wanted
+from octavo.models.build import BuildContext, BuildSettings, build_context, build_model
+from octavo.models.filling import finish, place, wanted
 
 CPU_FACTS = DeviceFacts(kind="cpu", name="test", memory_total_bytes=1, memory_available_bytes=1, num_cores=1)
 

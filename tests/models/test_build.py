@@ -8,8 +8,9 @@ from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
 from octavo.base.errors import ConfigError, LoadError
 from octavo.base.kvspec import FullAttentionSpec, SlidingWindowSpec
-from octavo.models.build import GGUFNames, Target, WeightMap, build_model, materialize, place, wanted, weight_bytes
+from octavo.models.build import GGUFNames, Target, WeightMap, build_model
 from octavo.models.catalogue.llama import LlamaForCausalLM
+from octavo.models.filling import materialize, place, wanted, weight_bytes
 from octavo.models.registry import resolve
 from octavo.ops.pages import Memory
 from tests.models.oracle import PagedRun, context_of, facts_of, fill, hf_logits, pair

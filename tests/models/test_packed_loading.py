@@ -16,7 +16,8 @@ from octavo.distributed.context import ParallelContext
 from octavo.distributed.group import SingleGroup
 from octavo.models import fingerprint as fingerprint_module
 from octavo.models import loader
-from octavo.models.build import BuildSettings, build_context, model_state
+from octavo.models.build import BuildSettings, build_context
+from octavo.models.filling import model_state
 from octavo.models.fingerprint import fingerprint
 from octavo.models.loader import LoadedModel, WeightSource, load_model
 from octavo.models.packed import PackedFolder

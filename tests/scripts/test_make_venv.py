@@ -1,4 +1,4 @@
-"""A CUDA build of torch is refused on a machine without a GPU before anything large is downloaded."""
+"""What cannot serve is refused: a CUDA build of torch without a GPU, a native core that does not compile."""
 
 import importlib.util
 import json
@@ -58,3 +58,30 @@ def test_every_lock_line_pins_a_version(script):
         for line in lock.read_text().splitlines():
             assert line.startswith("#") or "==" in line, f"{lock.name}: {line}"
             assert "://" not in line
+
+
+@pytest.mark.parametrize(
+    ("built", "compiler", "dev", "said"),
+    [
+        (True, True, True, ""),
+        (False, False, True, "there is no C++ compiler"),
+        (False, True, False, "pip install -v"),
+        (False, True, True, "pip install -v"),
+    ],
+)
+def test_a_missing_core_is_told_and_refused_where_it_could_have_been_built(
+    script, monkeypatch, capsys, tmp_path, built, compiler, dev, said
+):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexit {0 if built else 1}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "PYTHON", python)
+    monkeypatch.setattr(script.shutil, "which", lambda name: name if compiler else None)
+    if dev and compiler and not built:
+        with pytest.raises(SystemExit):
+            script.report_core(dev)
+    else:
+        script.report_core(dev)
+    out, err = capsys.readouterr()
+    assert said in out + err and bool(out + err) == bool(said)

@@ -207,7 +207,7 @@ class TiedHead(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._multiply is None:
-            raise RuntimeError("the head was used before finish(); call models.build.finish(model) after loading")
+            raise RuntimeError("the head was used before finish(); call models.filling.finish(model) after loading")
         return _gather(self._multiply(hidden), self._embedding[0].vocab_size, self._group)
 
 

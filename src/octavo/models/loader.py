@@ -19,23 +19,8 @@ from octavo.attention.api import Backend
 from octavo.base.errors import LoadError
 from octavo.base.kvspec import KVSpec
 from octavo.config.facts import ModelFacts
-from octavo.models.build import (
-    BuildContext,
-    BuildSettings,
-    Filling,
-    Placeable,
-    Target,
-    WeightMap,
-    build_context,
-    build_model,
-    check,
-    expects,
-    materialize,
-    model_state,
-    restore_state,
-    wanted,
-    weight_bytes,
-)
+from octavo.models.build import BuildContext, BuildSettings, Placeable, Target, WeightMap, build_context, build_model
+from octavo.models.filling import Filling, check, expects, materialize, model_state, restore_state, wanted, weight_bytes
 from octavo.models.fingerprint import fingerprint
 from octavo.models.packed import DamagedError, PackedFile, PackedFolder, Writing
 from octavo.models.registry import architectures, resolve

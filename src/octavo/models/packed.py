@@ -34,6 +34,7 @@ import numpy.typing as npt
 import torch
 
 from octavo.base.mapped import Bytes
+from octavo.base.priority import go_last
 from octavo.ops.pages import ALIGNMENT, large_share, reserve
 
 Sums = npt.NDArray[np.uint64]
@@ -380,8 +381,7 @@ class Writing:
         self, folder: PackedFolder, key: str, tensors: Mapping[str, torch.Tensor], say: Callable[[str], None]
     ) -> None:
         try:
-            with suppress(OSError, AttributeError):  # Linux: the first requests go before
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+            go_last()  # the first requests go before
             folder.store(key, tensors, self._stopped.is_set)
         except NotWrittenError as error:
             if not self._stopped.is_set():

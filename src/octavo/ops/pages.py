@@ -8,7 +8,6 @@ Does not know: what is stored.
 
 import ctypes
 import mmap
-import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Final
 import torch
 
 from octavo.base.errors import ConfigError
+from octavo.base.priority import go_last
 
 HUGE_PAGE_BYTES: Final = 2 << 20
 ALIGNMENT: Final = 64  # one cache line, one vector
@@ -77,8 +77,7 @@ class Populating:
         self._thread.start()
 
     def _run(self, memory: torch.Tensor) -> None:
-        with suppress(OSError, AttributeError):  # Linux only
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        go_last()
         populate(memory, self._stopped.is_set)
 
     def stop(self) -> None:

@@ -301,7 +301,9 @@ class DenseLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._multiply is None:
-            raise RuntimeError("a linear layer was used before finish(); call models.build.finish(model) after loading")
+            raise RuntimeError(
+                "a linear layer was used before finish(); call models.filling.finish(model) after loading"
+            )
         return self._multiply(x)
 
 

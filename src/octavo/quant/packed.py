@@ -194,7 +194,9 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._made:
-            raise RuntimeError("a linear layer was used before finish(); call models.build.finish(model) after loading")
+            raise RuntimeError(
+                "a linear layer was used before finish(); call models.filling.finish(model) after loading"
+            )
         return self._made[0](x)
 
 

@@ -32,7 +32,6 @@ class KVMemory:
         self.bindings: tuple[LayerBinding, ...] = tuple(
             _bind(self.buffer, place, layout.groups[place.group].spec, layout.num_blocks) for place in layout.places
         )
-
         self._populating: Populating | None = None
 
     def make_ready(self) -> None:
