@@ -37,7 +37,8 @@ struct Layer {
   int type, kv_type;
 };
 
-void attend(AttentionPlan& plan, const Layer& l, Ptr query, int64_t query_stride, Ptr out, int64_t tokens) {
+void attend(AttentionPlan& plan, const Layer& l, Ptr query, int64_t query_stride, Ptr out, int64_t out_stride,
+            int64_t tokens) {
   const AttentionCut& cut = plan.cut({l.heads, l.kv_heads, l.head_dim, l.window, int(most_threads()), !l.slopes});
   AttentionJob job{};
   job.query = at<void>(query);
@@ -47,6 +48,7 @@ void attend(AttentionPlan& plan, const Layer& l, Ptr query, int64_t query_stride
   job.key_scales = at<float>(l.key_scales);
   job.value_scales = at<float>(l.value_scales);
   job.query_stride = query_stride;
+  job.out_stride = out_stride;
   job.block_stride = l.block_stride;
   job.scale_stride = l.scale_stride;
   job.heads = l.heads;
@@ -103,8 +105,8 @@ void bind_attention(nb::module_& m) {
           nb::arg("scale"), nb::arg("softcap"), nb::arg("slopes"), nb::arg("sinks"), nb::arg("dtype"),
           nb::arg("kv_dtype"));
   m.def("attention", [](AttentionPlan& plan, const Layer& layer, Ptr query, int64_t query_stride, Ptr out,
-                        int64_t tokens) {
-    call("attention", tokens, [=, &plan](int64_t n) { attend(plan, layer, query, query_stride, out, n); });
+                        int64_t out_stride, int64_t tokens) {
+    call("attention", tokens, [=, &plan](int64_t n) { attend(plan, layer, query, query_stride, out, out_stride, n); });
   });
   m.def("attention_write", [](const Layer& l, Ptr key, Ptr value, int64_t key_stride, int64_t value_stride, Ptr slots,
                               int64_t block_size, int64_t tokens) {

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,29 @@ class Tape {
   void add(std::string name, std::function<void(int64_t)> op) {
     calls_.push_back(std::move(op));
     names_.push_back(std::move(name));
+    product_.reset();
+  }
+  void add(const LinearCall& product) {
+    add("linear", [product](int64_t rows) { multiply(product, rows); });
+    product_ = product;
+  }
+  // A gated activation of what the last call gives is made part of that call, if it is a product. Nobody else may read
+  // the product: a recording that is compared with the model's own pass (octavo/worker/recorded.py) would show it.
+  bool gate_last(Ptr x, int64_t x_row, int64_t width, Ptr out, int64_t out_row, Gate gate, Type type) {
+    if (!product_ || gate != Gate::silu || product_->gated) return false;
+    LinearCall product = *product_;
+    if (product.out != at<void>(x) || product.out_stride != x_row || product.outputs != 2 * width ||
+        product.out_type != type)
+      return false;
+    product.gated = at<void>(out);
+    product.gated_stride = out_row;
+    calls_.back() = [product](int64_t rows) { multiply(product, rows); };
+    names_.back() = "linear_gated";
+    return true;
+  }
+  static void multiply(LinearCall product, int64_t rows) {
+    product.rows = rows;
+    current_level().linear->multiply(product);
   }
   void replay(int64_t rows) const {
     each([rows](const Op& op) { op(rows); });
@@ -73,6 +97,7 @@ class Tape {
 
   std::vector<Op> calls_;
   std::vector<std::string> names_;
+  std::optional<LinearCall> product_;  // the last call, where it is one
 };
 
 template <class Op>

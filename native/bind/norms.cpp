@@ -12,10 +12,10 @@ void bind_norms(nanobind::module_& m) {
     });
   });
   m.def("add_rms_norm", [](Ptr x, Ptr residual, Ptr weight, Ptr out, Ptr total, int64_t rows, int64_t width,
-                           int64_t x_row, int64_t residual_row, float eps, int x_type, int residual_type, int type) {
+                           int64_t x_row, int64_t residual_row, int64_t out_row, float eps, int x_type, int residual_type, int type) {
     call("add_rms_norm", rows, [=](int64_t n) {
       current_level().norms->add_rms_norm(at<void>(x), at<void>(residual), at<void>(weight), at<void>(out),
-                                          at<float>(total), n, width, x_row, residual_row, eps, Type(x_type),
+                                          at<float>(total), n, width, x_row, residual_row, out_row, eps, Type(x_type),
                                           Type(residual_type), Type(type));
     });
   });

@@ -66,7 +66,7 @@ static Unit unit_of(const AttentionJob& job, const AttentionUnit& u, int32_t* ro
 
 static void give_line(const AttentionJob& job, State s, int64_t token, int64_t query_head, bool paired) {
   const F factor = all(share(*s.highest, *s.weights, job.sinks ? job.sinks + query_head : nullptr));
-  const int64_t at = (token * job.heads + query_head) * job.head_dim;
+  const int64_t at = token * job.out_stride + query_head * job.head_dim;
   if (job.type == Type::bf16) give(s.sums, (bf16*)job.out + at, job.head_dim, factor, paired);
   else give(s.sums, (float*)job.out + at, job.head_dim, factor, paired);
 }
@@ -172,8 +172,8 @@ static void run(const AttentionJob& job) {
   Shared shared{room, (int32_t*)(room + round_up(job.state_floats, 16)), 0};
   std::memcpy(shared.waits, job.waits, size_t(waits) * sizeof(int32_t));
   const int64_t size = job.type == Type::bf16 ? 2 : 4, row = job.heads * job.head_dim * size;
-  if (job.tokens > job.used_tokens)
-    std::memset((char*)job.out + job.used_tokens * row, 0, size_t((job.tokens - job.used_tokens) * row));
+  for (int64_t token = job.used_tokens; token < job.tokens; ++token)
+    std::memset((char*)job.out + token * job.out_stride * size, 0, size_t(row));
 #if defined(__AVX512BF16__)
   if (job.type == Type::bf16) {
     if (job.kv_type == Type::bf16) run_all<PairKernel<Type::bf16>>(job, shared);

@@ -1,5 +1,6 @@
 // See octavo/linear.h. What packing and multiplication do stands in linear_vector.h, and in linear_tiles.h for AMX.
 #include "linear_vector.h"
+#include "octavo/pointwise.h"
 #if defined(OCTAVO_LEVEL_AMX)
 #include "linear_tiles.h"
 #endif
@@ -44,8 +45,20 @@ static void pack(const void* weight, int64_t stride, void* packed, int64_t input
 #endif
 }
 
+extern const PointwiseTable pointwise_table;
+
 static void multiply(const LinearCall& call) {
   if (call.rows == 0 || call.outputs == 0) return;
+  if (call.gated) {
+#if defined(OCTAVO_LEVEL_AMX)
+    if (gates_by_tiles(call)) return multiply_by_tiles(call);
+#endif
+    LinearCall plain = call;
+    plain.gated = nullptr;
+    multiply(plain);
+    return pointwise_table.gated(call.out, call.gated, call.rows, call.outputs / 2, call.out_stride, call.gated_stride,
+                                 Gate::silu, call.out_type);
+  }
   if (call.type == Type::f32) return multiply_by_vectors<Single>(call);
 #if defined(OCTAVO_LEVEL_AMX)
   multiply_by_tiles(call);

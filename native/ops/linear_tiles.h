@@ -11,6 +11,7 @@
 // little at each step. x is read as it is where its rows lie well, or else from a copy in the order of use, whole tiles
 // at a time. Where few outputs would not pay for that copy, k is not cut, and more comes from the second cache.
 #pragma once
+#include "activations.h"
 #include "linear_vector.h"
 #include "octavo/tiles.h"
 
@@ -23,11 +24,15 @@ constexpr int64_t SUMS_BYTES = BLOCK * PANEL * 4;
 constexpr int64_t NEAR_STEPS = 20;               // of a panel in the first cache, beside the sums and what is written
 constexpr int64_t CHUNK_STEPS = 16;              // the same where sums come and go
 constexpr int64_t LOCAL_ROWS_BYTES = 640 << 10;  // of x in the second cache
-constexpr int64_t WAITING_BYTES = 4 << 20;       // of sums between two chunks
-constexpr int64_t WRITE_FROM = 4, WRITE_ROWS = 4;  // the step from which on sums are written, and how many rows at each
+constexpr int64_t WAITING_BYTES = 3 << 20;       // of sums between two chunks
+constexpr int64_t BOTH_BLOCKS = 8, BOTH_PANELS = 2;  // that go through k together where all of k of both fits nearby
+constexpr int64_t WRITE_FROM = 2;                // the step from which on sums are written
+constexpr int64_t WRITE_ROWS = 4;                // at each step, unless they are `QuickRows`
 constexpr int64_t FEW_BLOCKS = 5;                // up to here weights are waited for, and a copy of x does not pay
 constexpr int64_t FEW_PANELS = 32;               // the same of outputs
 constexpr int64_t MOST_STEPS = 64;               // at once, where chunks are not shorter
+constexpr int64_t HURRY_STEPS = 10;              // too few to write two rows at each
+constexpr int64_t FAR_BYTES = 4 << 20;           // of results: more than the second caches keep for who reads them
 
 // Rows `from` to `end` of a block that begins at `begin`; the ones before `from` belong to another block.
 struct BlockOfRows {
@@ -43,30 +48,42 @@ OCTAVO_INLINE BlockOfRows block_of_rows(int64_t block, int64_t rows) {
 // In what order products are computed: band of rows after band of rows, in it panel after panel, in it block after
 // block; some panels together go through k chunk by chunk.
 struct TilePlan {
-  int64_t blocks, panels, steps;
+  int64_t blocks, steps;
+  int64_t halves;      // 2: a panel of gates, and then the one of what they are for
+  int64_t panels;      // of each half
   int64_t chunk;       // steps of k
   int64_t block_band;  // blocks
+  int64_t panel_band;  // panels, while chunks of k change
   bool copies;         // x into whole tiles
+  bool far;            // results go past the caches
   explicit TilePlan(const LinearCall& c)
-      : blocks(over(c.rows, BLOCK)), panels(over(c.outputs, PANEL)), steps(over(c.inputs, TILE_K)), chunk(steps) {
+      : blocks(over(c.rows, BLOCK)),
+        steps(over(c.inputs, TILE_K)),
+        halves(c.gated ? 2 : 1),
+        panels(over(c.outputs, halves * PANEL)),
+        chunk(steps) {
     const bool few = blocks <= FEW_BLOCKS;
     int64_t band_bytes = LOCAL_ROWS_BYTES;
+    bool both = false;
     if (few) {
       band_bytes = LOCAL_BYTES;  // all of them
       if (blocks > 1 && blocks * steps * STEP_BYTES >= LOCAL_BYTES) chunk = over(steps, over(steps, MOST_STEPS));
     } else if (steps > NEAR_STEPS) {
-      if (panels > FEW_PANELS || steps > MOST_STEPS)
-        chunk = over(steps, over(steps, CHUNK_STEPS));
-      else
-        band_bytes = LOCAL_BYTES;  // more rows for each reading of a panel, which now comes from farther away
+      chunk = over(steps, over(steps, CHUNK_STEPS));
+      both = halves * panels <= FEW_PANELS && steps <= MOST_STEPS;
     }
-    block_band = band_bytes / (chunk * STEP_BYTES);
+    block_band = both ? BOTH_BLOCKS : band_bytes / (chunk * STEP_BYTES);
     block_band = over(blocks, over(blocks, block_band > 1 ? block_band : 1));
+    panel_band = both ? BOTH_PANELS : WAITING_BYTES / (block_band * halves * SUMS_BYTES);
+    if (panel_band < 1) panel_band = 1;
     // Rows that begin within a cache line make each line be read twice; and rows that lie 2 KiB apart, or a multiple of
     // it, fall into few sets of the first cache.
     const bool reads_twice = c.x_stride % 32 || uint64_t(c.x) % 64;
-    const bool collides = c.x_stride % 1024 == 0 && panels > FEW_PANELS;
-    copies = c.inputs % TILE_K || (blocks > 1 && reads_twice) || (!few && (collides || chunk < steps));
+    const bool collides = c.x_stride % 1024 == 0 && halves * panels > FEW_PANELS;
+    copies = c.inputs % TILE_K || (blocks > 1 && reads_twice) || (!few && (collides || (chunk < steps && !both)));
+    const void* out = c.gated ? c.gated : c.out;
+    const int64_t out_stride = c.gated ? c.gated_stride : c.out_stride;
+    far = uint64_t(out) % 64 == 0 && out_stride % 32 == 0 && c.rows * out_stride * 2 > FAR_BYTES;
   }
 };
 
@@ -123,28 +140,90 @@ OCTAVO_INLINE void finish_rows(const float* sums, T* out, int64_t out_stride, in
   }
 }
 
+// Sums that are only rounded to bf16 and written, or multiplied by their gates as well: whole panels without a bias.
+struct QuickRows {
+  const float* from = nullptr;
+  char* to = nullptr;
+  int64_t stride = 0;  // bytes
+  int64_t rows = 0;    // left
+  const char* gates = nullptr;  // of the same columns, rounded to bf16, a line a row
+  bool far = false;             // to memory, past the caches
+
+  inline __m512i value() const {
+    const __m512i sum = (__m512i)_mm512_cvtne2ps_pbh(load(from + W), load(from));
+    if (!gates) return sum;
+    const __m512i gate = _mm512_load_si512(gates);
+    const auto half = [](__m512i x, int i) {
+      return widen(i ? _mm512_extracti64x4_epi64(x, 1) : _mm512_castsi512_si256(x));
+    };
+    const F low = mul(Silu::of(half(gate, 0)), half(sum, 0)), high = mul(Silu::of(half(gate, 1)), half(sum, 1));
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+  }
+  inline void row() {
+    const __m512i x = value();
+    if (far)
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to), x);
+    else
+      _mm512_storeu_si512(to, x);
+    from += PANEL;
+    to += stride;
+    if (gates) gates += LINE_BYTES;
+  }
+  inline void two() {
+    if (rows < 2) return;
+    row();
+    row();
+    rows -= 2;
+  }
+  inline void rest() {
+    for (; rows > 0; --rows) row();
+  }
+};
+
 // The sums of one block, until they are added to the bias, rounded and written: that is done a few rows at each step of
 // the next block, when they have long reached the cache, and so that the writes never wait in a queue.
 struct FinishedSums {
   alignas(64) float sums[BLOCK * PANEL];
   const float* next = nullptr;
   const float* bias = nullptr;
+  const char* gates = nullptr;
   char* out = nullptr;
   int64_t rows = 0;  // left
   int64_t columns = 0, out_stride = 0;
   Type type = Type::f32;
+  bool far = false;
 
-  void take(const LinearCall& c, const BlockOfRows& block, int64_t panel) {
+  // As `row_of_gates`, that many lines, when they are gates; `gates`: theirs, when they are to be multiplied by them.
+  void take(const LinearCall& c, const BlockOfRows& block, int64_t panel, bool goes_far, char* row_of_gates,
+            bool are_gates) {
+    const int64_t first = block.from - block.begin;
     type = c.out_type;
     rows = block.end - block.from;
-    columns = c.outputs - panel * PANEL;
-    out_stride = c.outputs;
-    next = sums + (block.from - block.begin) * PANEL;
+    next = sums + first * PANEL;
     bias = c.bias ? c.bias + panel * PANEL : nullptr;
-    out = static_cast<char*>(c.out) + (block.from * c.outputs + panel * PANEL) * (type == Type::f32 ? 4 : 2);
+    columns = c.outputs - panel * PANEL;
+    gates = are_gates ? nullptr : row_of_gates;
+    far = goes_far && !are_gates;
+    if (are_gates) {
+      out = row_of_gates;
+      out_stride = PANEL;
+      return;
+    }
+    out_stride = c.gated ? c.gated_stride : c.out_stride;
+    out = static_cast<char*>(c.gated ? c.gated : c.out) +
+          (block.from * out_stride + panel * PANEL) * (type == Type::f32 ? 4 : 2);
+  }
+  // What is left, where it can be written quickly; it is the caller's then.
+  inline QuickRows give_quick() {
+    if (type != Type::bf16 || bias || columns < PANEL) return {};
+    const QuickRows quick{next, out, out_stride * 2, rows, gates, far};
+    rows = 0;
+    return quick;
   }
   // Apart: within the loop over steps it would take the registers of the loop.
   __attribute__((noinline)) void write(int64_t most) {
+    QuickRows quick = give_quick();
+    if (quick.rows) return quick.rest();
     const int64_t n = rows < most ? rows : most;
     if (type == Type::f32)
       finish_rows(next, reinterpret_cast<float*>(out), out_stride, n, columns, bias);
@@ -181,6 +260,8 @@ OCTAVO_INLINE void run_tiles(TilePiece p, FinishedSums& before) {
   // as fast as the processor can ask, one row took an eighth longer.
   int64_t line = LINE_BYTES;
   asm volatile("" : "+r"(line));
+  QuickRows quick = before.give_quick();
+  const bool hurry = p.steps < HURRY_STEPS;
   for (int64_t s = 0; s < p.steps; ++s) {
     if (KEEPS) {
       OCTAVO_TILE_LOAD(6, p.panel, 64);
@@ -211,11 +292,16 @@ OCTAVO_INLINE void run_tiles(TilePiece p, FinishedSums& before) {
         p.sums.lines -= 4;
       }
     }
-    if (before.rows && s >= WRITE_FROM) before.write(WRITE_ROWS);
+    if (s >= WRITE_FROM) {
+      quick.two();
+      if (hurry) quick.two();
+      if (before.rows) before.write(WRITE_ROWS);
+    }
     p.panel += STEP_BYTES;
     p.upper += p.step_bytes;
     p.lower += p.step_bytes;
   }
+  quick.rest();
 }
 
 template <bool TWO, bool KEEPS, bool CHUNKS>
@@ -262,16 +348,19 @@ static void multiply_piece(const TilePiece& p, FinishedSums& before) {
 }
 
 struct WaitingSums {};
+struct Gates {};
 
 // One thread's part of a product.
 struct TileWork {
   const LinearCall& c;
   const TilePlan& plan;
   const char* copy;  // of x, or null
+  char* gates = nullptr;  // of a band's blocks, BLOCK lines each
   FinishedSums finished{};
 
   // The part [from, to) of all (band of rows, panel, block).
   void run(int64_t from, int64_t to) {
+    if (c.gated) gates = static_cast<char*>(scratch<Gates>(plan.block_band * BLOCK * LINE_BYTES));
     int64_t unit = 0;
     for (int64_t block = 0; block < plan.blocks; block += plan.block_band) {
       const int64_t blocks = plan.blocks - block < plan.block_band ? plan.blocks - block : plan.block_band;
@@ -280,10 +369,7 @@ struct TileWork {
       unit += pairs;
       if (begin >= end) continue;
       int64_t panels = over(end, blocks) - begin / blocks;
-      if (plan.chunk < plan.steps) {
-        const int64_t most = WAITING_BYTES / (blocks * SUMS_BYTES);
-        panels = over(panels, over(panels, most > 1 ? most : 1));
-      }
+      if (plan.chunk < plan.steps) panels = over(panels, over(panels, plan.panel_band));
       for (int64_t u = begin, next; u < end; u = next) {
         next = (u / blocks + panels) * blocks;
         if (next > end) next = end;
@@ -291,39 +377,51 @@ struct TileWork {
       }
     }
     if (finished.rows) finished.write(BLOCK);
+    if (plan.far) _mm_sfence();
   }
 
   void run_panels(int64_t block, int64_t blocks, int64_t from, int64_t to) {
-    if (plan.chunk == plan.steps) {
-      for (int64_t u = from; u < to; ++u) multiply(block, blocks, u, from, to, 0, nullptr);
-      return;
-    }
-    float* waiting = static_cast<float*>(scratch<WaitingSums>((to - from) * SUMS_BYTES));
+    float* waiting = nullptr;
+    if (plan.chunk < plan.steps)
+      waiting = static_cast<float*>(scratch<WaitingSums>((to - from) * plan.halves * SUMS_BYTES));
     for (int64_t step = 0; step < plan.steps; step += plan.chunk)
-      for (int64_t u = from; u < to; ++u) multiply(block, blocks, u, from, to, step, waiting);
+      for (int64_t first = from, next; first < to; first = next) {
+        next = (first / blocks + 1) * blocks;
+        if (next > to) next = to;
+        for (int64_t half = 0; half < plan.halves; ++half)
+          for (int64_t u = first; u < next; ++u) multiply({block, blocks, from, to}, u, half, next - first, step, waiting);
+      }
   }
 
-  const char* panel_at(int64_t panel, int64_t step) const {
-    return static_cast<const char*>(c.packed) + (panel * plan.steps + step) * STEP_BYTES;
+  // Units [from, to) of a band of blocks that go through k together.
+  struct Together {
+    int64_t block, blocks, from, to;
+    int64_t first() const { return from / blocks; }
+    int64_t end() const { return over(to, blocks); }
+  };
+
+  const char* panel_at(int64_t panel, int64_t half, int64_t step) const {
+    return static_cast<const char*>(c.packed) + ((panel + half * plan.panels) * plan.steps + step) * STEP_BYTES;
   }
 
-  // What of the weight is read after this panel, of panels [first, end) that go through k together.
-  const char* panel_after(int64_t panel, int64_t first, int64_t end, int64_t step) const {
-    if (panel + 1 < end) return panel_at(panel + 1, step);
+  // What of the weight is read after this panel.
+  const char* panel_after(int64_t panel, int64_t half, const Together& all, int64_t step) const {
+    if (half + 1 < plan.halves) return panel_at(panel, half + 1, step);
+    if (panel + 1 < all.end()) return panel_at(panel + 1, 0, step);
     const int64_t next = step + plan.chunk;
-    return next < plan.steps ? panel_at(first, next) : panel_at(end, 0);
+    return next < plan.steps ? panel_at(all.first(), 0, next) : panel_at(all.end(), 0, 0);
   }
 
-  // One block by one panel, over the chunk that begins at `step`.
-  void multiply(int64_t block, int64_t blocks, int64_t u, int64_t from, int64_t to, int64_t step, float* waiting) {
-    const int64_t i = u % blocks, panel = u / blocks, steps = steps_of_chunk(plan, step);
+  // One block by one panel, over the chunk that begins at `step`; `count` blocks of the panel follow one another.
+  void multiply(const Together& all, int64_t u, int64_t half, int64_t count, int64_t step, float* waiting) {
+    const int64_t blocks = all.blocks, i = u % blocks, panel = u / blocks, steps = steps_of_chunk(plan, step);
     const bool last = step + steps == plan.steps;
-    const BlockOfRows rows = block_of_rows(block + i, c.rows);
+    const BlockOfRows rows = block_of_rows(all.block + i, c.rows);
     TilePiece p;
     if (copy) {
       p.row_bytes = LINE_BYTES;
       p.step_bytes = STEP_BYTES;
-      p.upper = copy + place_of_rows(plan, block + i, step, steps);
+      p.upper = copy + place_of_rows(plan, all.block + i, step, steps);
       p.lower = p.upper + TILE_BYTES;
     } else {
       p.row_bytes = c.x_stride * 2;
@@ -331,24 +429,28 @@ struct TileWork {
       p.upper = static_cast<const char*>(c.x) + rows.begin * p.row_bytes + step * LINE_BYTES;
       p.lower = p.upper + TILE_ROWS * p.row_bytes;
     }
-    p.panel = panel_at(panel, step);
+    p.panel = panel_at(panel, half, step);
     p.steps = steps;
     p.panels.lines = over(STEP_BYTES / LINE_BYTES, blocks);
     if (blocks == 1)
       p.panels.at = p.panel + AHEAD_BYTES;
     else  // each block fetches its share of the panel after this one
-      p.panels.at = panel_after(panel, from / blocks, over(to, blocks), step) + i * p.panels.lines * LINE_BYTES * steps;
-    p.from = step ? waiting + (u - from) * BLOCK * PANEL : nullptr;
-    p.to = last ? finished.sums : waiting + (u - from) * BLOCK * PANEL;
+      p.panels.at = panel_after(panel, half, all, step) + i * p.panels.lines * LINE_BYTES * steps;
+    // Sums lie in the order in which they are come by.
+    const int64_t first = u - i > all.from ? u - i : all.from;
+    const int64_t place = (first - all.from) * plan.halves + half * count + u - first;
+    p.from = step ? waiting + place * BLOCK * PANEL : nullptr;
+    p.to = last ? finished.sums : waiting + place * BLOCK * PANEL;
     if (waiting) {
       p.rows = {p.upper, 0};
       if (copy) {  // each panel fetches its share of the rows' next chunk
-        const int64_t first = from / blocks, next = last ? 0 : step + steps;
-        p.rows.lines = over(STEP_BYTES / LINE_BYTES, over(to, blocks) - first);
-        p.rows.at = copy + place_of_rows(plan, block + i, next, steps_of_chunk(plan, next)) +
-                    (panel - first) * p.rows.lines * LINE_BYTES * steps;
+        const int64_t next = last ? 0 : step + steps;
+        p.rows.lines = over(STEP_BYTES / LINE_BYTES, (all.end() - all.first()) * plan.halves);
+        p.rows.at = copy + place_of_rows(plan, all.block + i, next, steps_of_chunk(plan, next)) +
+                    ((panel - all.first()) * plan.halves + half) * p.rows.lines * LINE_BYTES * steps;
       }
-      p.sums.at = reinterpret_cast<const char*>(waiting + (u + 1 < to ? u + 1 - from : 0) * BLOCK * PANEL);
+      const int64_t after = place + 1 < (all.to - all.from) * plan.halves ? place + 1 : 0;
+      p.sums.at = reinterpret_cast<const char*>(waiting + after * BLOCK * PANEL);
       p.sums.lines = SUMS_BYTES / LINE_BYTES;
     }
     const bool keeps = blocks > 1 && steps <= NEAR_STEPS;
@@ -356,7 +458,8 @@ struct TileWork {
       multiply_piece_of<true>(p, keeps, waiting);
     else
       multiply_piece_of<false>(p, keeps, waiting);
-    if (last) finished.take(c, rows, panel);
+    if (last)
+      finished.take(c, rows, panel, plan.far, gates ? gates + i * BLOCK * LINE_BYTES : nullptr, half + 1 < plan.halves);
   }
 
   template <bool TWO>
@@ -370,6 +473,12 @@ struct TileWork {
   }
 };
 
+// With few rows two operators are as good. Gates are whole panels, and what is done to sums is done to whole lines.
+static bool gates_by_tiles(const LinearCall& c) {
+  return c.type == Type::bf16 && c.out_type == Type::bf16 && !c.bias && c.outputs % (2 * PANEL) == 0 &&
+         over(c.rows, BLOCK) > FEW_BLOCKS;
+}
+
 static void multiply_by_tiles(const LinearCall& c) {
   const TilePlan plan(c);
   char* copy = plan.copies ? static_cast<char*>(scratch<TileRows>(plan.blocks * plan.steps * STEP_BYTES)) : nullptr;
@@ -378,7 +487,7 @@ static void multiply_by_tiles(const LinearCall& c) {
       for (int64_t b = begin; b < end; ++b) copy_block(c, plan, b, copy);
     });
   const int64_t units = plan.panels * plan.blocks;
-  int64_t grain = over(WORTH_A_THREAD, plan.steps * STEP_BYTES);
+  int64_t grain = over(WORTH_A_THREAD, plan.halves * plan.steps * STEP_BYTES);
   // With many blocks each part begins with what is in no cache yet: few parts.
   if (plan.blocks > FEW_BLOCKS && grain < units / most_threads()) grain = units / most_threads();
   const bool few = c.rows < BLOCK;

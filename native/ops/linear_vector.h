@@ -281,8 +281,8 @@ static void multiply_by_vectors(const LinearCall& c) {
           p.ahead_second = count == 1 && STEP_BYTES > 64 ? 64 : 0;
           p.ahead = here + (count == 1 ? AHEAD_BYTES : now * STEP_BYTES + (b - block) * now * p.ahead_step);
           p.bias = c.bias ? c.bias + panel * P : nullptr;
-          p.out = static_cast<char*>(c.out) + (begin * c.outputs + panel * P) * (c.out_type == Type::f32 ? 4 : 2);
-          p.out_stride = c.outputs;
+          p.out = static_cast<char*>(c.out) + (begin * c.out_stride + panel * P) * (c.out_type == Type::f32 ? 4 : 2);
+          p.out_stride = c.out_stride;
           p.columns = c.outputs - panel * P;
           p.out_type = c.out_type;
           multiply_piece_of<Kind>(rows, p);

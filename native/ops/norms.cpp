@@ -102,36 +102,36 @@ static void rms_norm(const void* x, const void* weight, void* out, int64_t rows,
 
 template <class X, class R, class T>
 static void add_rms_norm_of(const X* x, const R* residual, const T* weight, T* out, float* total, int64_t rows,
-                            int64_t width, int64_t x_row, int64_t residual_row, float eps) {
+                            int64_t width, int64_t x_row, int64_t residual_row, int64_t out_row, float eps) {
   parallel(rows, grain_rows(width), [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
       float* sums = total + r * width;
       const float squares = add_and_square(x + r * x_row, residual + r * residual_row, sums, width);
-      scaled(sums, weight, out + r * width, width, one_over_rms(squares, width, eps));
+      scaled(sums, weight, out + r * out_row, width, one_over_rms(squares, width, eps));
     }
   });
 }
 
 template <class X, class R>
 static void add_rms_norm_to(const X* x, const R* residual, const void* weight, void* out, float* total, int64_t rows,
-                            int64_t width, int64_t x_row, int64_t residual_row, float eps, Type type) {
+                            int64_t width, int64_t x_row, int64_t residual_row, int64_t out_row, float eps, Type type) {
   if (type == Type::bf16)
-    add_rms_norm_of(x, residual, (const bf16*)weight, (bf16*)out, total, rows, width, x_row, residual_row, eps);
+    add_rms_norm_of(x, residual, (const bf16*)weight, (bf16*)out, total, rows, width, x_row, residual_row, out_row, eps);
   else
-    add_rms_norm_of(x, residual, (const float*)weight, (float*)out, total, rows, width, x_row, residual_row, eps);
+    add_rms_norm_of(x, residual, (const float*)weight, (float*)out, total, rows, width, x_row, residual_row, out_row, eps);
 }
 
 static void add_rms_norm(const void* x, const void* residual, const void* weight, void* out, float* total, int64_t rows,
-                         int64_t width, int64_t x_row, int64_t residual_row, float eps, Type x_type, Type residual_type,
+                         int64_t width, int64_t x_row, int64_t residual_row, int64_t out_row, float eps, Type x_type, Type residual_type,
                          Type type) {
   if (x_type == Type::bf16 && residual_type == Type::bf16)
-    add_rms_norm_to((const bf16*)x, (const bf16*)residual, weight, out, total, rows, width, x_row, residual_row, eps, type);
+    add_rms_norm_to((const bf16*)x, (const bf16*)residual, weight, out, total, rows, width, x_row, residual_row, out_row, eps, type);
   else if (x_type == Type::bf16)
-    add_rms_norm_to((const bf16*)x, (const float*)residual, weight, out, total, rows, width, x_row, residual_row, eps, type);
+    add_rms_norm_to((const bf16*)x, (const float*)residual, weight, out, total, rows, width, x_row, residual_row, out_row, eps, type);
   else if (residual_type == Type::bf16)
-    add_rms_norm_to((const float*)x, (const bf16*)residual, weight, out, total, rows, width, x_row, residual_row, eps, type);
+    add_rms_norm_to((const float*)x, (const bf16*)residual, weight, out, total, rows, width, x_row, residual_row, out_row, eps, type);
   else
-    add_rms_norm_to((const float*)x, (const float*)residual, weight, out, total, rows, width, x_row, residual_row, eps, type);
+    add_rms_norm_to((const float*)x, (const float*)residual, weight, out, total, rows, width, x_row, residual_row, out_row, eps, type);
 }
 
 extern const NormsTable norms_table;

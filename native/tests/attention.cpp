@@ -93,7 +93,7 @@ std::vector<uint8_t> attend(const Case& c, const Pages& cache, const std::vector
   job.key_scales = cache.key_scales.data();
   job.value_scales = cache.value_scales.data();
   job.scale_stride = c.kv_heads * c.block_size;
-  job.query_stride = c.heads * c.dim;
+  job.query_stride = job.out_stride = c.heads * c.dim;
   job.block_stride = c.kv_heads * c.block_size * c.dim;
   job.heads = c.heads;
   job.kv_heads = c.kv_heads;

@@ -42,7 +42,7 @@ void check(int64_t inputs, int64_t outputs, Type type, const int64_t all_rows = 
   void* packed = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
   linear.pack(w.as(type), inputs, packed, inputs, outputs, type);
   std::vector<float> out(size_t(all_rows * outputs)), part(out.size());
-  LinearCall call{x.as(type), inputs, packed, bias.wide.data(), out.data(), all_rows, inputs, outputs, type, Type::f32};
+  LinearCall call{x.as(type), inputs, packed, bias.wide.data(), out.data(), outputs, all_rows, inputs, outputs, type, Type::f32};
   linear.multiply(call);
   for (int64_t r = 0; r < all_rows; ++r)
     for (int64_t n = 0; n < outputs; ++n) {

@@ -17,7 +17,7 @@ void check_norms() {
     std::vector<float> sum(residual.size());
     for (size_t i = 0; i < sum.size(); ++i) sum[i] = residual[i] + more[i];
     current_level().norms->add_rms_norm(more.data(), residual.data(), w.data(), normed.data(), residual.data(), rows,
-                                        width, width, width, 1e-5f, Type::f32, Type::f32, Type::f32);
+                                        width, width, width, width, 1e-5f, Type::f32, Type::f32, Type::f32);
     const auto expect = [&](const float* from, const float* got, const char* what) {
       double squares = 0;
       for (int64_t i = 0; i < width; ++i) squares += double(from[i]) * from[i];

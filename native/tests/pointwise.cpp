@@ -13,7 +13,7 @@ void check_pointwise() {
     std::vector<float> x = waves(rows * row), out(size_t(rows * width));
     for (float& v : x) v *= 4;
     for (Gate gate : {Gate::silu, Gate::gelu, Gate::gelu_tanh}) {
-      current_level().pointwise->gated(x.data(), out.data(), rows, width, row, gate, Type::f32);
+      current_level().pointwise->gated(x.data(), out.data(), rows, width, row, width, gate, Type::f32);
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t i = 0; i < width; ++i) {
           const double g = x[size_t(r * row + i)], up = x[size_t(r * row + width + i)];

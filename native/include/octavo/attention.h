@@ -39,12 +39,12 @@ struct AttentionUnit {
 
 struct AttentionJob {
   const void* query;  // [tokens, heads, head_dim], a token every `query_stride` elements
-  void* out;          // [tokens, heads, head_dim]
+  void* out;          // [tokens, heads, head_dim], a token every `out_stride` elements
   const void* keys;   // [blocks, kv_heads, block_size, head_dim], a block every `block_stride` elements
   const void* values;
   const float* key_scales;  // [blocks, kv_heads, block_size], a block every `scale_stride`; null for plain types
   const float* value_scales;
-  int64_t query_stride, block_stride, scale_stride;
+  int64_t query_stride, out_stride, block_stride, scale_stride;
   int64_t heads, kv_heads, head_dim, block_size;
   int64_t window;  // positions that a query sees, its own included; 0: all
   float scale, softcap;  // softcap 0: none

@@ -12,9 +12,14 @@ struct LinearCall {
   int64_t x_stride;
   const void* packed; // what `pack` wrote, on a cache line
   const float* bias;  // one for each output, or null
-  void* out;          // rows of `outputs` elements of `out_type`, one after the other
+  void* out;          // rows of `outputs` elements of `out_type`, `out_stride` elements apart
+  int64_t out_stride;
   int64_t rows, inputs, outputs;
   Type type, out_type;  // f32 or bf16
+  // Where it is not null, of each row of out only gated[r][i] = silu(out[r][i]) * out[r][outputs / 2 + i] is wanted,
+  // with the bits that the two operators give one after the other. `out` is then working memory.
+  void* gated = nullptr;
+  int64_t gated_stride = 0;
 };
 
 struct LinearTable {

@@ -16,9 +16,9 @@ struct NormsTable {
   void (*rms_norm)(const void* x, const void* weight, void* out, int64_t rows, int64_t heads, int64_t width,
                    Strides x_at, Strides out_at, float eps, Type type);
   // total = residual + x, in float32; out = total / rms(total) * weight, in `type`, which is the weight's as well.
-  // `total` may be `residual` itself. out and total are contiguous; x and residual start a row every `*_row` elements.
+  // `total` may be `residual` itself. total is contiguous; the others start a row every `*_row` elements.
   void (*add_rms_norm)(const void* x, const void* residual, const void* weight, void* out, float* total, int64_t rows,
-                       int64_t width, int64_t x_row, int64_t residual_row, float eps, Type x_type, Type residual_type,
+                       int64_t width, int64_t x_row, int64_t residual_row, int64_t out_row, float eps, Type x_type, Type residual_type,
                        Type type);
 };
 

@@ -15,7 +15,7 @@ from octavo.attention.batch import AttentionBatch
 from octavo.base.kvspec import KVSpec
 from octavo.config.facts import DeviceFacts
 from octavo.forward.context import LayerBinding
-from octavo.ops.native import DTYPES, core
+from octavo.ops.native import DTYPES, core, rows_apart
 from octavo.ops.registry import Ops
 
 DIM_MULTIPLE: Final = 8
@@ -84,9 +84,11 @@ class CpuImpl:
         num_tokens, num_heads, dim = query.shape
         if query.stride(2) != 1 or query.stride(1) != dim:
             query = query.contiguous()
-        out = torch.empty(num_tokens, num_heads, dim, dtype=query.dtype)
-        core.attention(plan, self._layer, query.data_ptr(), query.stride(0), out.data_ptr(), num_tokens)
-        return out
+        out = rows_apart(num_tokens, num_heads * dim, query.dtype)
+        core.attention(
+            plan, self._layer, query.data_ptr(), query.stride(0), out.data_ptr(), out.stride(0), num_tokens
+        )
+        return out.view(num_tokens, num_heads, dim)
 
     def _know(self, binding: LayerBinding, sinks: torch.Tensor | None) -> None:
         """Prepare what native calls read, when it is not what it was."""

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from octavo.ops import reference
-from octavo.ops.native import DTYPES, core
+from octavo.ops.native import DTYPES, core, rows_apart
 from octavo.ops.pages import PageArena
 from octavo.ops.registry import Multiply
 
@@ -53,13 +53,14 @@ class NativeMultiply:
             x = x.contiguous()
             stride = self._inputs
         rows = x.shape[0]
-        out = torch.empty(rows, self._outputs, dtype=self._out_dtype)
+        out = rows_apart(rows, self._outputs, self._out_dtype)
         core.linear(
             x.data_ptr(),
             stride,
             self._packed_at,
             self._bias_at,
             out.data_ptr(),
+            out.stride(0),
             rows,
             self._inputs,
             self._outputs,

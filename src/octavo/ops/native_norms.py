@@ -8,7 +8,7 @@ Does not know: which level of instructions runs.
 import torch
 
 from octavo.ops import reference
-from octavo.ops.native import DTYPES, core
+from octavo.ops.native import DTYPES, core, rows_apart
 
 FLOATS = (torch.float32, torch.bfloat16)
 
@@ -34,12 +34,12 @@ def add_rms_norm(
     """See `reference.add_rms_norm`; x and residual [T, N]. The sum is float32, in `residual`'s place if that is."""
     if not _fit(x, residual, weight):
         return reference.add_rms_norm(x, residual, weight, eps)
-    out = torch.empty(x.shape, dtype=weight.dtype)
+    out = rows_apart(x.shape[0], x.shape[1], weight.dtype)
     in_place = residual.dtype == torch.float32 and residual.is_contiguous()
     total = residual if in_place else torch.empty(x.shape, dtype=torch.float32)
     core.add_rms_norm(
         x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(), x.shape[0], x.shape[1],
-        x.stride(0), residual.stride(0), eps, DTYPES[x.dtype], DTYPES[residual.dtype], DTYPES[weight.dtype],
+        x.stride(0), residual.stride(0), out.stride(0), eps, DTYPES[x.dtype], DTYPES[residual.dtype], DTYPES[weight.dtype],
     )  # fmt: skip
     return out, total
 

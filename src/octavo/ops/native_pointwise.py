@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from octavo.ops import reference
-from octavo.ops.native import DTYPES, core
+from octavo.ops.native import DTYPES, core, rows_apart
 
 SILU: Final = 0
 GELU: Final = 1
@@ -37,6 +37,6 @@ def _gated(x: torch.Tensor, gate: int, twin: Callable[[torch.Tensor], torch.Tens
     if x.dim() != 2 or x.dtype not in FLOATS or x.stride(1) != 1:
         return twin(x)
     rows, width = x.shape[0], x.shape[1] // 2
-    out = torch.empty((rows, width), dtype=x.dtype)
-    core.gated(x.data_ptr(), out.data_ptr(), rows, width, x.stride(0), gate, DTYPES[x.dtype])
+    out = rows_apart(rows, width, x.dtype)
+    core.gated(x.data_ptr(), out.data_ptr(), rows, width, x.stride(0), out.stride(0), gate, DTYPES[x.dtype])
     return out

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from octavo.ops import quantized
-from octavo.ops.native import DTYPES, core
+from octavo.ops.native import DTYPES, core, rows_apart
 from octavo.ops.pages import PageArena
 from octavo.ops.quantized import KINDS, PackedMultiply, QuantizedPart, QuantizedRows
 
@@ -58,10 +58,10 @@ class NativeQuantizedMultiply:
             x = x.to(x.dtype if x.dtype in SERVED else torch.float32).contiguous()
             stride = self._in_features
         rows = x.shape[0]
-        out = torch.empty(rows, self._outputs, dtype=self._out_dtype)
+        out = rows_apart(rows, self._outputs, self._out_dtype)
         core.qlinear(
             self._table_at, self._num_parts, self._bias_at, x.data_ptr(), DTYPES[x.dtype], stride, out.data_ptr(),
-            self._out_type, self._outputs, rows, self._in_features,
+            self._out_type, out.stride(0), rows, self._in_features,
         )  # fmt: skip
         return out
 
