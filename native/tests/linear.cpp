@@ -90,9 +90,41 @@ void check(int64_t inputs, int64_t outputs, Type type, const int64_t all_rows = 
   std::free(packed);
 }
 
+// A product whose halves are multiplied is the product and then the gate, rows apart and written past the caches or not.
+void check_gated(int64_t inputs, int64_t half, int64_t rows) {
+  const LinearTable& linear = *current_level().linear;
+  const int64_t outputs = 2 * half, wide = outputs + 32, apart = half + 32;
+  const Numbers x(rows * inputs), w(outputs * inputs);
+  const size_t bytes = size_t(linear.packed_bytes(inputs, outputs, Type::bf16));
+  void* packed = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  linear.pack(w.half.data(), inputs, packed, inputs, outputs, Type::bf16);
+  std::vector<uint16_t> out(size_t(rows * wide)), want(size_t(rows * half));
+  const size_t size = size_t(rows * apart) * 2 / 64 * 64 + 64;
+  auto* got = static_cast<uint16_t*>(std::aligned_alloc(64, size));
+  std::memset(got, 1, size);
+  LinearCall call{x.half.data(), inputs, packed, nullptr, out.data(), wide, rows, inputs, outputs, Type::bf16, Type::bf16};
+  linear.multiply(call);
+  current_level().pointwise->gated(out.data(), want.data(), rows, half, wide, half, Gate::silu, Type::bf16);
+  call.gated = got;
+  call.gated_stride = apart;
+  linear.multiply(call);
+  for (int64_t r = 0; r < rows; ++r)
+    if (std::memcmp(got + r * apart, want.data() + r * half, size_t(half) * 2) || got[r * apart + half] != 0x0101) {
+      std::printf("gated linear %ld x %ld: row %ld\n", long(inputs), long(outputs), long(r));
+      std::exit(1);
+    }
+  std::free(got);
+  std::free(packed);
+}
+
 }  // namespace
 
 void check_linear() {
+  check_gated(100, 64, 7);
+  check_gated(100, 64, 190);
+  check_gated(1100, 33, 190);
+  check_gated(700, 96, 177);
+  check_gated(40, 2048, 1100);  // past the caches
   for (Type type : {Type::f32, Type::bf16}) {
     check(1, 1, type);
     check(7, 33, type);

@@ -7,6 +7,7 @@ from octavo.ops import reference
 
 native = pytest.importorskip("octavo.ops.native", reason="the package was built without the native core")
 from octavo.ops.native_linear import NativeLinear, NativeMultiply  # noqa: E402
+from octavo.ops.native_pointwise import gelu_mul, silu_mul  # noqa: E402
 
 F32, BF16 = torch.float32, torch.bfloat16
 SHAPES = [(1, 1), (2, 33), (7, 5), (31, 16), (32, 32), (33, 31), (64, 48), (257, 65), (576, 100), (1100, 40)]
@@ -162,3 +163,48 @@ def test_a_packed_weight_gives_its_rows_back(level, threads, inputs, outputs, dt
     apart = torch.arange(outputs).repeat_interleave(2)[::2]
     assert torch.equal(multiply.rows(apart).view(torch.uint8), weight.view(torch.uint8))
     assert NativeLinear.gives_rows(dtype) and not NativeLinear.gives_rows(torch.float16)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize(
+    ("inputs", "half", "biased"),
+    [(64, 32, False), (40, 64, False), (576, 96, False), (1100, 64, False), (2100, 160, False), (64, 33, False), (64, 64, True)],
+)  # fmt: skip
+def test_a_gate_that_follows_on_a_tape_gives_the_bits_of_two_operators(level, threads, inputs, half, biased, dtype):
+    weight, bias, x = data(inputs, 2 * half, 700, dtype)
+    multiply = NativeLinear()(weight * 0.05, bias if biased else None)
+    tape = native.core.Tape()
+    tape.start()
+    product = multiply(x)  # kept: the tape knows addresses only
+    gated = silu_mul(product)
+    tape.stop()
+    assert tape.names() == ["linear_gated"]
+    for rows in (1, 31, 160, 161, 177, 200, 512, 700):
+        gated.fill_(7)
+        tape.replay(rows)
+        assert torch.equal(gated[:rows], silu_mul(multiply(x[:rows]))), rows
+        assert (gated[rows:] == 7).all(), rows
+
+
+def test_only_the_gate_of_the_product_before_it_joins_it():
+    weight, _, x = data(64, 64, 8, BF16)
+    multiply = NativeLinear()(weight, None)
+    for calls, names in [
+        (lambda: gelu_mul(multiply(x)), ["linear", "gated"]),
+        (lambda: silu_mul(multiply(x)[:, :32]), ["linear", "gated"]),
+        (lambda: (multiply(x), silu_mul(x)), ["linear", "gated"]),
+        (lambda: silu_mul(silu_mul(multiply(x))), ["linear_gated", "gated"]),
+        (lambda: silu_mul(x), ["gated"]),
+    ]:
+        tape = native.core.Tape()
+        tape.start()
+        kept = calls()
+        tape.stop()
+        assert tape.names() == names
+        del kept
+
+
+def test_many_rows_of_even_lines_lie_apart():
+    for width, dtype, stride in [(256, BF16, 288), (128, F32, 144), (250, BF16, 250), (288, BF16, 288)]:
+        assert native.rows_apart(200, width, dtype).stride() == (stride, 1)
+    assert native.rows_apart(8, 256, BF16).is_contiguous()
