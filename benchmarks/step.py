@@ -70,7 +70,12 @@ PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     "output": ((OutputAssembler, "push"),),
     "messages": ((Encoder, "encode"), (Decoder, "decode")),
 }
-LARGE = {"linear": "linear", "linear_gated": "linear", "qlinear": "linear", "attention": "attention"}  # by a native call's name
+LARGE = {
+    "linear": "linear",
+    "linear_gated": "linear",
+    "qlinear": "linear",
+    "attention": "attention",
+}  # by a native call's name
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "top-p": {"temperature": 0.8, "top_p": 0.95, "seed": 1},

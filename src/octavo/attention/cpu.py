@@ -85,9 +85,7 @@ class CpuImpl:
         if query.stride(2) != 1 or query.stride(1) != dim:
             query = query.contiguous()
         out = rows_apart(num_tokens, num_heads * dim, query.dtype)
-        core.attention(
-            plan, self._layer, query.data_ptr(), query.stride(0), out.data_ptr(), out.stride(0), num_tokens
-        )
+        core.attention(plan, self._layer, query.data_ptr(), query.stride(0), out.data_ptr(), out.stride(0), num_tokens)
         return out.view(num_tokens, num_heads, dim)
 
     def _know(self, binding: LayerBinding, sinks: torch.Tensor | None) -> None:
