@@ -16,19 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from octavo.base.errors import ConfigError
+from octavo.base.loops import new_event_loop
 from octavo.bench.answers import Answer
 from octavo.bench.bodies import COMPLETIONS, PATHS, Bodies, Body, Turn, units
 from octavo.bench.canned import canned_server
 from octavo.bench.connections import Address, Connections, RequestError
 from octavo.bench.samples import ClientCost, LoadResult, Sample
 from octavo.bench.workloads import Item, Workload
-
-try:
-    import uvloop
-
-    _new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-except ImportError:  # it does not exist for every system
-    _new_loop = asyncio.new_event_loop
 
 __all__ = [
     "ClientCost", "LoadResult", "Sample", "Target", "ceilings", "own_ceiling", "run", "run_load",
@@ -65,7 +59,7 @@ def run_load(target: Target, work: Workload) -> LoadResult:
 
 def in_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in an event loop of its own."""
-    with asyncio.Runner(loop_factory=_new_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(coroutine)
 
 

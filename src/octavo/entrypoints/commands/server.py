@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from octavo.base.loops import new_event_loop
 from octavo.config.schema import ServerConfig
 from octavo.engine.spawn import Process
 from octavo.entrypoints.commands.arguments import Call
@@ -36,7 +37,8 @@ def run(call: Call, config: ServerConfig, listener: socket.socket, process: Proc
     try:
         for line in [*summary(online.report), sampling_line(online.front.info)]:
             show(line)
-        return asyncio.run(_serve(online, config, listener))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(_serve(online, config, listener))
     finally:
         online.close()
 
