@@ -6,12 +6,13 @@ Does not know: what runs on it.
 """
 
 import asyncio
+from collections.abc import Callable
 
+try:
+    import uvloop
 
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A loop for `asyncio.Runner(loop_factory=...)`, or for a thread of its own."""
-    try:
-        import uvloop  # here: a command that serves nothing need not load it
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()  # type: ignore[no-any-return]
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+except ImportError:
+    new_event_loop = asyncio.new_event_loop
+
+__all__ = ["new_event_loop"]
