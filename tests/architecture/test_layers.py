@@ -52,7 +52,7 @@ def matches(module: str, names: list[str]) -> bool:
 def layer(module: str) -> int:
     """A module's layer; unknown folders fail here."""
     name = folder(module)
-    return CONTRACT["layers"].get(name, 7 if name.startswith("features.") else None)
+    return CONTRACT["layers"].get(name, 7 if name.split(".")[0] == "features" else None)
 
 
 EDGES = [

@@ -1,0 +1,63 @@
+"""How much of what could be written to a tier is written: back-pressure (TIR-17).
+
+Promises: a tier that takes longer for a byte than it may gets less, in proportion to by how much; it gets all again
+only when it is well below that; counters say what was left out.
+Does not know: keys, tiers or clocks.
+"""
+
+SMOOTHING = 0.2  # weight of the newest measurement
+
+
+class Pressure:
+    """An exponential average of seconds a byte, between two marks.
+
+    Above `high` only `high / average` of the stores go, spread evenly; below `low` all go again.
+
+    Owns: the average, whether stores are thinned, what of the next store is already earned, and the counters.
+    """
+
+    def __init__(self, high: float, low: float | None = None) -> None:
+        """Seconds a byte; `low` is half of `high` unless given. Raises `ValueError` for marks that are no range."""
+        self._high = high
+        self._low = high / 2 if low is None else low
+        if not 0 < self._low <= self._high:
+            raise ValueError(f"the low mark must be above 0 and not above the high one, got {self._low} and {high}")
+        self._average: float | None = None
+        self._earned = 0.0
+        self.thinned = False
+        self.num_admitted = 0
+        self.num_dropped = 0
+
+    @property
+    def average(self) -> float:
+        """Seconds a byte; 0 before anything was measured."""
+        return self._average or 0.0
+
+    def measured(self, num_bytes: int, seconds: float) -> None:
+        """A store of so many bytes took so long. A failed one counts as long as it took."""
+        if num_bytes <= 0 or seconds < 0:
+            return
+        value = seconds / num_bytes
+        self._average = value if self._average is None else self._average + SMOOTHING * (value - self._average)
+        if self._average > self._high:
+            self.thinned = True
+        elif self._average < self._low:
+            self.thinned = False
+            self._earned = 0.0
+
+    def admits(self) -> bool:
+        """May one more store go?"""
+        if self.thinned and self._average:
+            self._earned += min(1.0, self._high / self._average)
+            if self._earned < 1.0:
+                self.num_dropped += 1
+                return False
+            self._earned -= 1.0
+        self.num_admitted += 1
+        return True
+
+    def reset(self) -> None:
+        """Forget what was measured; counters stay."""
+        self._average = None
+        self._earned = 0.0
+        self.thinned = False

@@ -1,0 +1,67 @@
+"""What the two halves of the feature say to each other: jobs down with a plan, reports up with a result.
+
+Promises: a job is named by its number once, is reported once it has ended, however it ended, and is reported key by
+key, so that what was good counts (TIR-16, PDX-4).
+Does not know: who decided it, or how bytes move.
+
+Words: a *chunk* is the KV of one block of one group in all its layers, named by its *key*: the block's hash and the
+group (TIR-2). A *row* is a place for one chunk in the primary tier, in host memory. A *tier* is one of the secondary
+ones, by its number in the order of lookup.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from octavo.base.step import PlanPart, ResultPart
+
+
+class TierJobKind(StrEnum):
+    """What a secondary tier is asked."""
+
+    FIND = "find"  # which of the keys are there
+    READ = "read"  # copy their chunks to these rows
+    WRITE = "write"  # copy the chunks of these rows there
+
+
+class TierJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Work for one secondary tier; `rows` belong to `keys` one to one, and there are none to be found."""
+
+    job: int
+    tier: int
+    kind: TierJobKind
+    keys: tuple[bytes, ...]
+    rows: tuple[int, ...] = ()
+
+
+class Copy(msgspec.Struct, frozen=True, kw_only=True):
+    """Chunks between KV blocks of one group and rows of the primary, one to one."""
+
+    job: int
+    group: int
+    blocks: tuple[int, ...]
+    rows: tuple[int, ...]
+
+
+class TransferPlan(PlanPart, frozen=True, kw_only=True):
+    """The feature's share of a step. Stores are read before the step writes anything; loads take their time."""
+
+    stores: tuple[Copy, ...] = ()
+    loads: tuple[Copy, ...] = ()
+    tier_jobs: tuple[TierJob, ...] = ()
+
+
+class JobReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job ended: `good` says it of each key or row. `error` is for the log."""
+
+    job: int
+    good: tuple[bool, ...]
+    num_bytes: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+
+
+class TransferReport(ResultPart, frozen=True, kw_only=True):
+    """Jobs that have ended since the last report."""
+
+    jobs: tuple[JobReport, ...] = ()
