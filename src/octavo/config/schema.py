@@ -81,6 +81,13 @@ class CacheConfig:
         None, "Share of the device's memory (of the host's on a CPU) for weights and KV together.", unit="0..1"
     )
     enable_prefix_caching: bool = option(True, "Reuse the KV of prefixes that were computed before.")
+    kv_tier: tuple[str, ...] | None = option(
+        None,
+        "Where KV goes that is evicted from the cache, in order of lookup: host?size=8GiB, file:///folder?size=100GiB. "
+        "Memory of the host comes first, 1GiB of it when not given.",
+        kind="list",
+        several=True,
+    )
     prefix_hash: str = option("sha256", "Hash of the prefix cache.", choices=("sha256", "xxhash"))
 
 

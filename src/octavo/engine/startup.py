@@ -21,7 +21,7 @@ from octavo.executor.api import Executor, LoadReport, ProfileReport, WorkerConfi
 from octavo.kvcache.groups import blocks_needed, fit_report, hash_block_size, longest_context, plan_layout
 from octavo.kvcache.hashing import make_hasher
 from octavo.kvcache.manager import KVCacheManager
-from octavo.plugins.registry import Registry
+from octavo.plugins.registry import Registry, load_target
 from octavo.scheduler.apply import ResultApplier
 from octavo.scheduler.limits import SchedulerLimits, builtin_constraints
 from octavo.scheduler.order import make_order
@@ -30,6 +30,7 @@ from octavo.scheduler.seams import ControlPart
 
 Progress = Callable[[str], None]
 MIN_CONTEXT = 16  # tokens; a shorter context is an error of memory, not a setting
+TRANSFER = "octavo.features.transfer.control.offload:make"  # by name: the engine works without it
 
 
 def executors() -> Registry[Callable[..., Executor]]:
@@ -150,6 +151,7 @@ def worker_config(
         sample_vocab_size=sample_vocab_size,
         logprobs_mode=config.model.logprobs_mode,
         kernels=config.device.kernels,
+        kv_tiers=config.cache.kv_tier or (),
     )
 
 
@@ -241,6 +243,7 @@ def _assemble(
         max_batched_tokens=batched,
     )
     depth = 2 if sched.async_scheduling else 1
+    parts = (*parts, *_transfer(config, layout, hash_block, clock))
     limits = SchedulerLimits(
         max_num_seqs=_set(sched.max_num_seqs),
         max_num_active_seqs=_set(sched.max_num_active_seqs),
@@ -262,6 +265,23 @@ def _assemble(
         clock=clock,
     )
     return EngineCore(scheduler, ResultApplier(scheduler), executor, depth=depth)
+
+
+def _transfer(
+    config: EngineConfig, layout: KVLayout, hash_block: int, clock: Callable[[], float]
+) -> tuple[ControlPart, ...]:
+    """What moves KV beyond the device, where that was asked for."""
+    tiers = config.cache.kv_tier
+    if not tiers:
+        return ()
+    if not config.cache.enable_prefix_caching:
+        raise ConfigError("--kv-tier keeps prefixes, and --no-enable-prefix-caching looks none up: drop one of the two")
+    if not make_hasher(config.cache.prefix_hash).shareable and len(tiers) > sum(t.startswith("host") for t in tiers):
+        raise ConfigError(
+            f"--prefix-hash {config.cache.prefix_hash} names blocks for one process only; tiers need sha256"
+        )
+    make = load_target(TRANSFER)
+    return (make(tiers, layout, hash_block_size=hash_block, clock=clock),)
 
 
 def _report(

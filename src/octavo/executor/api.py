@@ -37,6 +37,7 @@ class WorkerConfig:
     logprobs_mode: str = "raw_logprobs"  # one of `sampling.logprobs.LogprobsMode`
     kv_cache_dtype: str = "auto"  # the type that is computed in; or "bfloat16", "fp8", "int8"
     kernels: str = "auto"  # or "reference", or a level of the native core
+    kv_tiers: tuple[str, ...] = ()  # addresses of where KV goes beyond the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,23 +4,29 @@ Promises: the one place where loader, platform and worker meet; installed featur
 Does not know: threads or processes (see `uniproc`), or who plans.
 """
 
+import hashlib
+import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from octavo import __version__
 from octavo.base.kvspec import KVLayout
 from octavo.base.step import StepPlan, StepResult
 from octavo.config.facts import DeviceFacts
 from octavo.executor.api import LoadReport, ProfileReport, WorkerConfig
 from octavo.models.build import BuildSettings
+from octavo.models.fingerprint import core_build
 from octavo.models.loader import WeightSource, build_meta, load_model
 from octavo.models.packed import PackedFolder, Writing
 from octavo.ops.kernels import Kernels
 from octavo.ops.kernels import choose as choose_kernels
 from octavo.platforms import api as platforms
+from octavo.plugins.registry import load_target
 from octavo.sampling.logprobs import LogprobsMode
 from octavo.worker.recorded import RecordedForward
 from octavo.worker.seams import DataPart, EagerForward, LateParts
@@ -28,6 +34,7 @@ from octavo.worker.worker import Worker, WorkerLimits, WorkerSeams
 
 Progress = Callable[[str], None]
 ANY_KERNELS = Kernels()
+TRANSFER = "octavo.features.transfer.data.agent:make"
 KV_DTYPES = {"auto": None, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 KEEP_PATIENCE_S = 10.0  # how long a stop waits for packed weights that are being written
 
@@ -42,6 +49,8 @@ def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "Host
     facts = probe(config.device, config.plugins)
     kernels = choose_kernels(config.kernels, facts.kind)
     forward = EagerForward() if kernels.make_tape is None else RecordedForward(kernels.make_tape)
+    if config.kv_tiers:
+        parts = (*parts, load_target(TRANSFER)(config.kv_tiers, kv_identity(config, kernels)))
     return HostedWorker(
         config,
         facts,
@@ -49,6 +58,26 @@ def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "Host
         seams=WorkerSeams(parts=parts, forward=forward),
         kernels=kernels,
     )
+
+
+def kv_identity(config: WorkerConfig, kernels: Kernels) -> str:
+    """A digest of all that a token's KV depends on besides the tokens before it: equal digests, equal KV.
+
+    Weights are known by the sizes and times of their files: a copy with other times has KV of its own.
+    """
+    source = Path(config.facts.source)
+    files = sorted(source.iterdir()) if source.is_dir() else [source]
+    weights = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files if f.is_file()]
+    parts = [
+        __version__,
+        repr(replace(config.facts, source="")),
+        [config.load_format, config.seed if config.load_format == "dummy" else 0, weights],
+        [config.dtype, config.kv_cache_dtype, config.block_size, config.attention_backend, config.kernels],
+        repr(config.quantization),
+        sorted(kernels.forced),
+        core_build(),
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def describe(config: WorkerConfig) -> LoadReport:

@@ -34,7 +34,7 @@ def fingerprint(ctx: BuildContext, tensors: Iterable[StoredTensor]) -> str:
         "device": ctx.memory.device.type,
         "ranks": [[group.rank, group.size] for group in (parallel.tp, parallel.pp, parallel.ep)],
         "code": _code(Path(__file__).parent.parent),
-        "core": _core(),
+        "core": core_build(),
         "files": _files(tensors),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -54,7 +54,7 @@ def _code(package: Path) -> str:
     return digest.hexdigest()
 
 
-def _core() -> list[str]:
+def core_build() -> list[str]:
     """The level in use, whose layouts differ, and the build of the native core, whose layouts may change."""
     try:
         core: Any = load_target("octavo.ops.native:core")  # the registry's way: the core may not be there

@@ -1,0 +1,85 @@
+"""Tiers by address: `host?size=8GiB`, `file:///var/cache/octavo?size=100GiB`, in order of lookup.
+
+Promises: what is wrong with an address is said in one sentence that names it; both halves of the feature read
+addresses and count rows with this module, and so agree.
+Does not know: what a tier does.
+"""
+
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from octavo.base.errors import ConfigError
+from octavo.base.kvspec import KVLayout
+from octavo.config.args import parse_size
+
+HOST = "host"
+DEFAULT_HOST_BYTES = 1 << 30
+KNOWN_OPTIONS = {"host": {"size", "policy"}, "file": {"size"}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierAddress:
+    """One tier. `place` is a path or a network address; `size` in bytes, None: no limit of ours."""
+
+    text: str
+    kind: str
+    place: str = ""
+    size: int | None = None
+    policy: str = "lru"
+
+
+def parse_tiers(texts: tuple[str, ...]) -> tuple[TierAddress, ...]:
+    """The host tier first, and the others in the order in which they are asked. Raises `ConfigError`."""
+    tiers = [parse_tier(text) for text in texts]
+    hosts = [tier for tier in tiers if tier.kind == HOST]
+    if len(hosts) > 1:
+        raise ConfigError(f"--kv-tier {hosts[1].text}: there is one host tier; give its whole size in one address")
+    if not hosts:
+        hosts = [TierAddress(text=f"host?size={DEFAULT_HOST_BYTES}", kind=HOST, size=DEFAULT_HOST_BYTES)]
+    others = [tier for tier in tiers if tier.kind != HOST]
+    names = [tier.text for tier in others]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--kv-tier {names[0]}: a tier is given twice")
+    return (hosts[0], *others)
+
+
+def parse_tier(text: str) -> TierAddress:
+    """One address. Raises `ConfigError`."""
+    url = urlsplit(text)
+    kind = url.scheme or url.path
+    if kind not in KNOWN_OPTIONS:
+        raise ConfigError(f"--kv-tier {text}: there is no tier {kind!r}; there are {', '.join(sorted(KNOWN_OPTIONS))}")
+    options = dict(parse_qsl(url.query, keep_blank_values=True))
+    if unknown := sorted(set(options) - KNOWN_OPTIONS[kind]):
+        raise ConfigError(
+            f"--kv-tier {text}: {kind} has no option {unknown[0]!r}; it has {', '.join(sorted(KNOWN_OPTIONS[kind]))}"
+        )
+    size = parse_size(options["size"], f"--kv-tier {text}: size") if "size" in options else None
+    place = unquote(url.netloc + url.path) if kind != HOST else ""
+    if kind == "file" and not place.startswith("/"):
+        raise ConfigError(f"--kv-tier {text}: give the folder as file:///absolute/path")
+    if kind == HOST and size is None:
+        size = DEFAULT_HOST_BYTES
+    if size is not None and size <= 0:
+        raise ConfigError(f"--kv-tier {text}: the size must be above 0")
+    return TierAddress(text=text, kind=kind, place=place, size=size, policy=options.get("policy", "lru"))
+
+
+def row_bytes(layout: KVLayout) -> int:
+    """Bytes of a row: the largest chunk of any group, in whole cache lines."""
+    largest = max(chunk_bytes(layout, group.index) for group in layout.groups)
+    return -(-largest // 64) * 64
+
+
+def chunk_bytes(layout: KVLayout, group: int) -> int:
+    """Bytes of one block of a group in all its layers."""
+    spec = layout.groups[group].spec
+    return spec.page_bytes * len(layout.groups[group].layers)
+
+
+def num_rows(layout: KVLayout, host: TierAddress) -> int:
+    """Chunks that the host tier holds. Raises `ConfigError` when it holds none."""
+    rows = (host.size or DEFAULT_HOST_BYTES) // row_bytes(layout)
+    if rows < 1:
+        raise ConfigError(f"--kv-tier {host.text}: one block of KV takes {row_bytes(layout)} bytes; give the tier more")
+    return rows

@@ -1,0 +1,277 @@
+"""Evicted and finished prefixes go down the tiers and come back instead of being computed again (TIR, SCH-13).
+
+Promises: a store is planned before the step whose rows could overwrite its blocks, so nothing has to be held for it;
+blocks that a load writes to belong to nobody else until the load has ended, also when its request has; a load that
+failed is computed again from the last good chunk.
+Does not know: bytes, or how tiers work (see `tiers`, and `features.transfer.data` for the other half).
+
+KV is loaded by *units*: the fewest tokens that are whole blocks in every group.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import lcm
+from typing import TYPE_CHECKING, Any, Final
+
+from octavo.base.kvspec import KVLayout
+from octavo.base.step import PlanPart, StepPlan, StepResult
+from octavo.base.types import RequestState
+from octavo.features.transfer.address import num_rows, parse_tiers
+from octavo.features.transfer.control.evict import make_policy
+from octavo.features.transfer.control.primary import Chunk, PrimaryTier
+from octavo.features.transfer.control.tiers import Found, TierFacts, TierStack
+from octavo.features.transfer.plan import Copy, TransferPlan, TransferReport
+from octavo.kvcache.hashing import BlockHash, group_key
+from octavo.kvcache.policies import NULL_BLOCK
+from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, Readiness, Retry
+
+if TYPE_CHECKING:
+    from octavo.scheduler.draft import StepDraft
+    from octavo.scheduler.request import Request
+
+POLL_S: Final = 0.002  # how often jobs are asked after while nothing runs
+NOTHING: Final = Absorbed()
+
+
+@dataclass(slots=True)
+class _Row:
+    """One request here. Owns: its block table, and what it was offered and is being loaded."""
+
+    blocks: list[list[int]]
+    offered: tuple[int, int, int] | None = None  # tokens found here, and units that `match` found beyond
+    loading: set[int] = field(default_factory=set)  # jobs
+    good_units: int = 0  # of a load that is under way: leading units that are there
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    request_id: str
+    chunks: tuple[Chunk, ...]
+    units: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Store:
+    request_id: str
+    chunks: tuple[Chunk, ...]
+
+
+class Offload:
+    """The control half: a part of the scheduler.
+
+    Owns: the stack of tiers, each request's block table, copies that were planned, and what waits to be.
+    """
+
+    name = "transfer"
+
+    def __init__(
+        self, stack: TierStack, *, block_sizes: Sequence[int], hash_block_size: int, clock: Callable[[], float]
+    ) -> None:
+        self.stack = stack
+        self._sizes = tuple(block_sizes)
+        self._unit = lcm(*self._sizes)
+        self._strides = tuple(size // hash_block_size for size in self._sizes)
+        self._hash_block_size = hash_block_size
+        self._clock = clock
+        self._rows: dict[str, _Row] = {}
+        self._jobs: dict[int, _Load | _Store] = {}
+        self._stores: list[Copy] = []
+        self._loads: list[Copy] = []
+        self._next_job = -1  # copies count down, the jobs of tiers up
+        self._next_poll = 0.0
+
+    # ---- a request's life ---------------------------------------------------------------------
+
+    def on_arrival(self, req: "Request") -> RequestState:
+        self._rows[req.request_id] = _Row([[] for _ in self._sizes])
+        self.stack.open(req.request_id)
+        return RequestState.WAITING
+
+    def match(self, req: "Request", local_tokens: int) -> "Match | Retry":
+        row = self._rows[req.request_id]
+        row.offered = None
+        first, last = local_tokens // self._unit, (req.num_tokens - 1) // self._unit
+        hashes = req.block_hashes
+        last = min(last, len(hashes) * self._hash_block_size // self._unit)
+        if last <= first:
+            return Match()
+        keys = [key for unit in range(first, last) for key in self._keys(hashes, unit)]
+        found = self.stack.lookup(req.request_id, keys)
+        if found.state in (Found.RETRY, Found.PENDING):
+            return Retry()
+        units = found.num_ready // (len(keys) // (last - first))
+        if not units:
+            return Match()
+        row.offered = (local_tokens, first, first + units)
+        return Match(tokens=(first + units) * self._unit, wait=True, source="host")
+
+    def _keys(self, hashes: Sequence[BlockHash], unit: int) -> list[bytes]:
+        """The keys of a unit's chunks: group by group, block by block."""
+        return [
+            group_key(hashes[(index + 1) * stride - 1], group)
+            for group, stride in enumerate(self._strides)
+            for index in self._indices(group, unit)
+        ]
+
+    def _indices(self, group: int, unit: int) -> range:
+        blocks = self._unit // self._sizes[group]
+        return range(unit * blocks, (unit + 1) * blocks)
+
+    def after_reserve(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
+        row = self._rows[req.request_id]
+        for table, blocks in zip(row.blocks, block_ids, strict=True):
+            table.extend(blocks)
+        if external_tokens and row.offered is not None:
+            self._load(req, row, *row.offered)
+        row.offered = None
+
+    def _load(self, req: "Request", row: _Row, local: int, first: int, end: int) -> None:
+        """One copy for each group, of all units but blocks found here and those that a window has passed."""
+        row.good_units = end
+        for group, stride in enumerate(self._strides):
+            wanted = [
+                (unit, group_key(req.block_hashes[(index + 1) * stride - 1], group), row.blocks[group][index])
+                for unit in range(first, end)
+                for index in self._indices(group, unit)
+                if row.blocks[group][index] != NULL_BLOCK and (index + 1) * self._sizes[group] > local
+            ]
+            if not wanted:
+                continue
+            chunks = tuple(chunk for chunk, _ in self.stack.begin_load(req.request_id, [key for _, key, _ in wanted]))
+            job = self._job(_Load(req.request_id, chunks, tuple(unit for unit, _, _ in wanted)))
+            row.loading.add(job)
+            self._loads.append(
+                Copy(
+                    job=job,
+                    group=group,
+                    blocks=tuple(block for _, _, block in wanted),
+                    rows=tuple(chunk.row for chunk in chunks),
+                )
+            )
+
+    def _job(self, what: "_Load | _Store") -> int:
+        job = self._next_job
+        self._next_job -= 1
+        self._jobs[job] = what
+        return job
+
+    def on_commit(self, req: "Request", first_block: int, block_hashes: Sequence[bytes]) -> None:
+        row = self._rows.get(req.request_id)
+        if row is None:
+            return
+        hashes = req.block_hashes
+        for group, stride in enumerate(self._strides):
+            # Chunks whose last hashed block is among the new ones.
+            indices = range(first_block // stride, (first_block + len(block_hashes)) // stride)
+            table = row.blocks[group]
+            where = {
+                group_key(hashes[(i + 1) * stride - 1], group): table[i]
+                for i in indices
+                if i < len(table) and table[i] != NULL_BLOCK
+            }
+            chunks = self.stack.begin_store(req.request_id, tuple(where))
+            if chunks:
+                job = self._job(_Store(req.request_id, chunks))
+                self._stores.append(
+                    Copy(
+                        job=job,
+                        group=group,
+                        blocks=tuple(where[chunk.key] for chunk in chunks),
+                        rows=tuple(chunk.row for chunk in chunks),
+                    )
+                )
+
+    def on_preempt(self, req: "Request") -> None:
+        row = self._rows[req.request_id]
+        row.blocks = [[] for _ in self._sizes]
+        row.offered = None
+
+    def on_finish(self, req: "Request") -> FinishHold:
+        row = self._rows.get(req.request_id)
+        if row is None:
+            return FinishHold()
+        self.stack.close(req.request_id)
+        if row.loading:
+            row.ended = True  # its blocks are still written to
+            return FinishHold(holds_blocks=True)
+        del self._rows[req.request_id]
+        return FinishHold()
+
+    # ---- steps --------------------------------------------------------------------------------
+
+    def plan(self, draft: "StepDraft") -> PlanPart | Late | None:
+        tier_jobs = self.stack.take_jobs()
+        stores, loads = tuple(self._stores), tuple(self._loads)
+        if stores or loads or tier_jobs:
+            self._stores.clear()
+            self._loads.clear()
+        elif draft.rows or not self._under_way or self._clock() < self._next_poll:
+            return None  # reports come with the rows, or are not due
+        self._next_poll = self._clock() + POLL_S
+        return TransferPlan(stores=stores, loads=loads, tier_jobs=tier_jobs)
+
+    @property
+    def _under_way(self) -> bool:
+        return bool(self._jobs) or self.stack.has_pending_work
+
+    def supply(self, plan: StepPlan) -> PlanPart | None:
+        return None
+
+    def absorb(self, result: StepResult) -> Absorbed:
+        report = result.part(TransferReport)
+        if report is None:
+            return NOTHING
+        ready: list[Readiness] = []
+        release: list[str] = []
+        for job in report.jobs:
+            if job.job > 0:
+                self.stack.absorb(job)
+                continue
+            copy = self._jobs.pop(job.job, None)
+            if isinstance(copy, _Store):
+                good = job.good if len(job.good) == len(copy.chunks) else (False,) * len(copy.chunks)
+                for chunk, fine in zip(copy.chunks, good, strict=True):
+                    self.stack.end_store(copy.request_id, chunk, fine)
+            elif copy is not None:
+                self._loaded(job.job, copy, job.good, ready, release)
+        return Absorbed(ready=tuple(ready), release=tuple(release))
+
+    def _loaded(self, job: int, load: _Load, good: Sequence[bool], ready: list[Readiness], release: list[str]) -> None:
+        self.stack.end_load(load.chunks)
+        row = self._rows[load.request_id]
+        row.loading.remove(job)
+        if len(good) != len(load.units):
+            good = (False,) * len(load.units)
+        for unit, fine in zip(load.units, good, strict=True):
+            if not fine:
+                row.good_units = min(row.good_units, unit)
+        if row.loading:
+            return
+        if row.ended:
+            del self._rows[load.request_id]
+            release.append(load.request_id)
+        else:
+            ready.append(Readiness(load.request_id, num_tokens=row.good_units * self._unit))
+
+    def next_deadline(self) -> float | None:
+        return self._next_poll if self._under_way else None
+
+    def reset(self) -> bool:
+        return self.stack.reset()
+
+    def stats(self) -> dict[str, Any]:
+        return self.stack.stats()
+
+
+def make(tiers: tuple[str, ...], layout: KVLayout, *, hash_block_size: int, clock: Callable[[], float]) -> Offload:
+    """The part for these addresses. Raises `ConfigError` for one that cannot be."""
+    host, *others = parse_tiers(tiers)
+    rows = num_rows(layout, host)
+    stack = TierStack(
+        PrimaryTier(rows, make_policy(host.policy, rows)),
+        [TierFacts(name=tier.text, medium=tier.kind) for tier in others],
+        clock=clock,
+    )
+    sizes = [group.spec.block_size for group in layout.groups]
+    return Offload(stack, block_sizes=sizes, hash_block_size=hash_block_size, clock=clock)

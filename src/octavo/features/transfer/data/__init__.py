@@ -1,0 +1,1 @@
+"""The bytes: KV blocks, host memory, and what lies behind it."""

@@ -1,0 +1,184 @@
+"""The data half: copies between KV blocks and host memory, and the threads of the tiers behind it.
+
+Promises: a plan's stores are read before its step writes anything; loads and tiers run beside the steps, each tier on
+a thread of its own, so that a slow one holds up nobody; every job is reported once, whatever happened to it.
+Does not know: why a chunk moves, or what is in which row.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from octavo.base.errors import ConfigError
+from octavo.base.kvspec import KVLayout
+from octavo.base.step import NewRow, PlanPart, ResultPart, StepPlan
+from octavo.features.transfer.address import TierAddress, num_rows, parse_tiers, row_bytes
+from octavo.features.transfer.data.api import Tier
+from octavo.features.transfer.data.regions import HostRegion, KVRegion
+from octavo.features.transfer.plan import Copy, JobReport, TierJob, TierJobKind, TransferPlan, TransferReport
+from octavo.plugins.registry import load_target
+from octavo.sampling.sampler import Mask
+from octavo.worker.batch import InputBatch
+from octavo.worker.memory import KVMemory
+
+log = logging.getLogger(__name__)
+
+TIERS = {"file": "octavo.features.transfer.data.tier_file:make"}
+CLOSE_S = 10.0  # how long a stop waits for what a tier is doing
+MakeTier = Callable[[TierAddress, KVLayout, str], Tier]
+
+
+def make(tiers: tuple[str, ...], fingerprint: str) -> "TransferAgent":
+    """The part for these addresses. Raises `ConfigError` for one that cannot be."""
+    return TransferAgent(tiers, fingerprint)
+
+
+class _Lane:
+    """One thread and its jobs.
+
+    Owns: the thread and the queue.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+
+    def stop(self) -> bool:
+        """True when all that was put is done."""
+        self._jobs.put(None)
+        self._thread.join(CLOSE_S)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+class TransferAgent:
+    """A part of the worker.
+
+    Owns: the host region, the tiers, the threads, and reports that wait for the next result.
+    """
+
+    name = "transfer"
+    watches_layers = False
+
+    def __init__(self, tiers: tuple[str, ...], fingerprint: str) -> None:
+        """`fingerprint`: of all that KV depends on besides tokens. Raises `ConfigError`."""
+        self._host_address, *self._addresses = parse_tiers(tiers)
+        self._fingerprint = fingerprint
+        self._done: queue.SimpleQueue[JobReport] = queue.SimpleQueue()
+        self._lanes: list[_Lane] = []
+        self._tiers: list[Tier] = []
+        self._regions: tuple[KVRegion, ...] = ()
+        self._host: HostRegion | None = None
+
+    def bind(self, memory: KVMemory) -> None:
+        layout = memory.layout
+        if memory.buffer.device.type != "cpu":
+            raise ConfigError("--kv-tier works on a CPU only for now; leave it out here")
+        self._regions = tuple(KVRegion(layout, group.index, memory.buffer) for group in layout.groups)
+        self._host = HostRegion(num_rows(layout, self._host_address), row_bytes(layout))
+        self._tiers = [load_target(TIERS[a.kind])(a, layout, self._fingerprint) for a in self._addresses]
+        self._lanes = [_Lane("octavo-kv-loads"), *(_Lane(f"octavo-kv-{a.kind}") for a in self._addresses)]
+
+    # ---- steps --------------------------------------------------------------------------------
+
+    def prepare(self, plan: StepPlan, batch: InputBatch) -> None:
+        part = plan.part(TransferPlan)
+        if part is None:
+            return
+        zeroed = set(plan.batch.blocks_to_zero)
+        for copy in part.stores:
+            self._finish(copy.job, len(copy.rows), lambda copy=copy: self._store(copy, zeroed))  # type: ignore[misc]
+        for copy in part.loads:
+            self._lanes[0].put(lambda copy=copy: self._finish(copy.job, len(copy.rows), lambda: self._load(copy)))  # type: ignore[misc]
+        for job in part.tier_jobs:
+            self._lanes[1 + job.tier].put(lambda job=job: self._finish(job.job, len(job.keys), lambda: self._ask(job)))  # type: ignore[misc]
+
+    def _finish(self, job: int, count: int, work: Callable[[], tuple[Sequence[bool], int]]) -> None:
+        """Do the work; report it, also when it fails."""
+        began, error = time.monotonic(), None
+        try:
+            good, num_bytes = work()
+        except Exception as problem:  # the border between one tier and everybody's steps
+            log.warning("a transfer failed: %s", problem)
+            good, num_bytes, error = (False,) * count, 0, f"{type(problem).__name__}: {problem}"
+        seconds = time.monotonic() - began
+        self._done.put(JobReport(job=job, good=tuple(good), num_bytes=num_bytes, seconds=seconds, error=error))
+
+    def _store(self, copy: Copy, zeroed: set[int]) -> tuple[Sequence[bool], int]:
+        region, host = self._regions[copy.group], self._need_host()
+        for block, row in zip(copy.blocks, copy.rows, strict=True):
+            region.read(block, host[row])
+        good = [block not in zeroed for block in copy.blocks]  # those were cleared before this was called
+        return good, region.chunk_bytes * len(copy.rows)
+
+    def _load(self, copy: Copy) -> tuple[Sequence[bool], int]:
+        region, host = self._regions[copy.group], self._need_host()
+        for block, row in zip(copy.blocks, copy.rows, strict=True):
+            region.write(block, host[row])
+        return (True,) * len(copy.rows), region.chunk_bytes * len(copy.rows)
+
+    def _ask(self, job: TierJob) -> tuple[Sequence[bool], int]:
+        tier, host = self._tiers[job.tier], self._need_host()
+        if job.kind is TierJobKind.FIND:
+            return tier.find(job.keys), 0
+        rows = [host[row] for row in job.rows]
+        good = tier.read(job.keys, rows) if job.kind is TierJobKind.READ else tier.write(job.keys, rows)
+        return good, sum(len(row) for row, fine in zip(rows, good, strict=True) if fine)
+
+    def report(self) -> ResultPart | None:
+        jobs = []
+        while True:
+            try:
+                jobs.append(self._done.get_nowait())
+            except queue.Empty:
+                return TransferReport(jobs=tuple(jobs)) if jobs else None
+
+    def close(self) -> None:
+        """Loads first, then every tier; one that hangs keeps its memory mapped (TIR-21)."""
+        lanes, self._lanes = self._lanes, []
+        ended = [lane.stop() for lane in lanes]
+        for tier, done in zip(self._tiers, ended[1:], strict=True):
+            if not done:
+                log.warning("a KV tier is still busy after %g s and is left as it is", CLOSE_S)
+                continue
+            try:
+                tier.close()
+            except Exception as problem:
+                log.warning("a KV tier did not close: %s", problem)
+        self._tiers = []
+
+    def _need_host(self) -> HostRegion:
+        if self._host is None:
+            raise RuntimeError("a transfer was planned before KV memory was allocated")
+        return self._host
+
+    # ---- hooks without work here ----------------------------------------------------------------
+
+    def enter(self, row: NewRow) -> None:
+        return None
+
+    def leave(self, slot: int) -> None:
+        return None
+
+    def before_layer(self, layer: int) -> None:
+        return None
+
+    def after_layer(self, layer: int) -> None:
+        return None
+
+    def after_forward(self, batch: InputBatch, hidden: Tensor) -> None:
+        return None
+
+    def mask(self, plan: StepPlan, batch: InputBatch, late: Sequence[PlanPart]) -> Mask | None:
+        return None

@@ -1,0 +1,221 @@
+"""Chunks as files: they outlive the process, and engines on one machine share them (TIR-30).
+
+Promises: a file appears whole or not at all; one that is foreign, cut off or altered is a miss and is removed; the
+folder keeps to its limit; a full or read-only disk loses stores and nothing else.
+Does not know: what a chunk holds.
+
+A file is `<root>/<fingerprint>/<2 digits>/<key>.kv`: a header (`HEADER`: magic, format version, length of the chunk,
+its CRC-32), the fingerprint, the key, and the chunk. The fingerprint stands for everything that KV depends on besides
+tokens; files of another one lie in another folder and count toward the same limit.
+"""
+
+import contextlib
+import errno
+import io
+import logging
+import os
+import struct
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from octavo.base.errors import ConfigError
+from octavo.base.kvspec import KVLayout
+from octavo.features.transfer.address import TierAddress, chunk_bytes
+from octavo.features.transfer.data.api import Bytes
+
+log = logging.getLogger(__name__)
+
+MAGIC: Final = b"OctavoKV"
+VERSION: Final = 1
+HEADER: Final = struct.Struct("<8sIQI")
+RESCAN_S: Final = 60.0  # others write to the folder too
+REST_S: Final = 5.0  # after the disk was full, before it is tried again
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+STALE_S: Final = 3600.0  # age of a half-written file that nobody can be working on
+
+
+class FileTier:
+    """A folder.
+
+    Owns: the list of the folder's files by age, and how much they hold.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        fingerprint: str,
+        lengths: Sequence[int],
+        limit: int | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`lengths`: bytes of a chunk by group. Raises `ConfigError` when there can be no such folder."""
+        self._root = root
+        self._folder = root / fingerprint[:32]
+        self._fingerprint = fingerprint.encode()
+        self._lengths = tuple(lengths)
+        self._limit = limit
+        self._clock = clock
+        self._files: OrderedDict[Path, int] = OrderedDict()
+        self._held = 0
+        self._scanned_at = -RESCAN_S
+        self._rests_until = -REST_S
+        self._count = 0
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--kv-tier file://{root}: the folder cannot be made: {error.strerror}") from None
+
+    # ---- what tiers do ----------------------------------------------------------------------------
+
+    def find(self, keys: Sequence[bytes]) -> list[bool]:
+        return [self._path(key).exists() for key in keys]
+
+    def read(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
+        return [self._read(key, row) for key, row in zip(keys, rows, strict=True)]
+
+    def write(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
+        if self._clock() < self._rests_until:
+            return [False] * len(keys)
+        self._scan()
+        return [self._write(key, row) for key, row in zip(keys, rows, strict=True)]
+
+    def close(self) -> None:
+        return None
+
+    # ---- one chunk ----------------------------------------------------------------------------------
+
+    def _path(self, key: bytes) -> Path:
+        name = key.hex()
+        return self._folder / name[:2] / f"{name}.kv"
+
+    def _length(self, key: bytes) -> int:
+        """Bytes of the key's chunk: the key's last four bytes are its group (TIR-2)."""
+        return self._lengths[int.from_bytes(key[-4:], "big")]
+
+    def _read(self, key: bytes, row: Bytes) -> bool:
+        path, length = self._path(key), self._length(key)
+        try:
+            with path.open("rb", buffering=0) as file:
+                head = file.read(HEADER.size + len(self._fingerprint) + len(key))
+                body = row.data[:length]
+                got = _read_into(file, body)
+                whole = got == length and not file.read(1)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            log.warning("a KV file could not be read: %s", error)
+            return False
+        if not whole or head != self._head(key, length, zlib.crc32(body)):
+            log.warning("%s is not a chunk of ours or was altered, and is removed", path)
+            self._remove(path)
+            return False
+        with contextlib.suppress(OSError):
+            os.utime(path)  # what was used last goes last, for every engine that shares the folder
+        if path in self._files:
+            self._files.move_to_end(path)
+        return True
+
+    def _write(self, key: bytes, row: Bytes) -> bool:
+        path, length = self._path(key), self._length(key)
+        if path.exists():
+            return True
+        body = row.data[:length]
+        head = self._head(key, length, zlib.crc32(body))
+        size = len(head) + length
+        if not self._make_room(size):
+            return False
+        self._count += 1
+        part = path.parent / f".{os.getpid()}.{self._count}.part"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            with part.open("wb", buffering=0) as file:
+                for piece in (memoryview(head), body):
+                    _write_all(file, piece)
+            part.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            if error.errno in FULL or error.errno == errno.EROFS:
+                self._rests_until = self._clock() + REST_S
+            log.warning("a KV file could not be written: %s", error)
+            return False
+        self._files[path] = size
+        self._held += size
+        return True
+
+    def _head(self, key: bytes, length: int, checksum: int) -> bytes:
+        return HEADER.pack(MAGIC, VERSION, length, checksum) + self._fingerprint + key
+
+    # ---- the folder ---------------------------------------------------------------------------------
+
+    def _make_room(self, size: int) -> bool:
+        if self._limit is None:
+            return True
+        while self._held + size > self._limit and self._files:
+            self._remove(next(iter(self._files)))
+        return self._held + size <= self._limit
+
+    def _remove(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        self._held -= self._files.pop(path, 0)
+
+    def _scan(self) -> None:
+        """Count the folder's files anew, now and then, and clear away what dead processes left half-written."""
+        if self._clock() - self._scanned_at < RESCAN_S:
+            return
+        self._scanned_at = self._clock()
+        found = sorted(self._walk())
+        self._files = OrderedDict((path, size) for _, path, size in found)
+        self._held = sum(self._files.values())
+
+    def _walk(self) -> Iterator[tuple[float, Path, int]]:
+        for folder, _, names in os.walk(self._root):
+            for name in names:
+                path = Path(folder, name)
+                with contextlib.suppress(OSError):
+                    facts = path.stat()
+                    if name.endswith(".kv"):
+                        yield facts.st_mtime, path, facts.st_size
+                    elif name.endswith(".part") and _is_left(name, time.time() - facts.st_mtime):
+                        path.unlink()
+
+
+def _is_left(name: str, age_s: float) -> bool:
+    """True for a half-written file whose writer is gone."""
+    digits = name.lstrip(".").partition(".")[0]
+    if not digits.isdigit() or age_s > STALE_S:
+        return True
+    try:
+        os.kill(int(digits), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # somebody else's process
+    return False
+
+
+def _read_into(file: io.FileIO, body: memoryview) -> int:
+    got = 0
+    while got < len(body):
+        count = file.readinto(body[got:])
+        if not count:
+            break
+        got += count
+    return got
+
+
+def _write_all(file: io.FileIO, piece: memoryview) -> None:
+    while len(piece):
+        piece = piece[file.write(piece) :]
+
+
+def make(address: TierAddress, layout: KVLayout, fingerprint: str) -> FileTier:
+    """The tier of a `file://` address."""
+    lengths = [chunk_bytes(layout, group.index) for group in layout.groups]
+    return FileTier(Path(address.place), fingerprint=fingerprint, lengths=lengths, limit=address.size)

@@ -1,0 +1,37 @@
+"""Tiers by address, and what is said of a wrong one."""
+
+import pytest
+
+from octavo.base.errors import ConfigError
+from octavo.features.transfer.address import DEFAULT_HOST_BYTES, parse_tiers
+
+
+def test_the_host_comes_first_and_others_keep_their_order():
+    tiers = parse_tiers(("file:///a?size=2GiB", "host?size=8GiB&policy=arc", "file:///b%20c"))
+    assert [(t.kind, t.place, t.size, t.policy) for t in tiers] == [
+        ("host", "", 8 << 30, "arc"),
+        ("file", "/a", 2 << 30, "lru"),
+        ("file", "/b c", None, "lru"),
+    ]
+
+
+def test_there_is_a_host_tier_also_when_none_is_given():
+    assert [(t.kind, t.size) for t in parse_tiers(("file:///a",))] == [("host", DEFAULT_HOST_BYTES), ("file", None)]
+    assert parse_tiers(("host",))[0].size == DEFAULT_HOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("texts", "error"),
+    [
+        (("tape:///x",), "--kv-tier tape:///x: there is no tier 'tape'; there are file, host"),
+        (("host?sise=1GiB",), "host has no option 'sise'; it has policy, size"),
+        (("host?size=big",), "host[?]size=big: size must be a size such as 2GiB"),
+        (("host?size=0",), "the size must be above 0"),
+        (("file://relative/path",), "give the folder as file:///absolute/path"),
+        (("host", "host?size=2GiB"), "there is one host tier"),
+        (("file:///a", "file:///a"), "a tier is given twice"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_address(texts, error):
+    with pytest.raises(ConfigError, match=error):
+        parse_tiers(texts)
