@@ -56,9 +56,9 @@ def test_what_was_stored_is_found_and_loaded():
     rig.stack.close("a")
     rig.stack.open("b")
     assert rig.stack.lookup("b", keys("xyz")) == Lookup(2, Found.MISS)
-    loads = rig.stack.begin_load("b", keys("xy"))
-    assert [source for _, source in loads] == ["host", "host"] and all(chunk.pins == 1 for chunk, _ in loads)
-    rig.stack.end_load([chunk for chunk, _ in loads])
+    loads = rig.stack.begin_load(keys("xy"))
+    assert rig.stack.source("b", keys("xy")) == "host" and all(chunk.pins == 1 for chunk in loads)
+    rig.stack.end_load(loads)
     rig.stack.check()
     assert not rig.stack.has_pending_work
 
@@ -101,7 +101,7 @@ def test_a_prefix_is_asked_for_and_promoted_in_one_batch_each():
     assert read.keys == keys("xy") and len(set(read.rows)) == 2
     rig.answer(read)
     assert rig.stack.lookup("a", keys("xyz")) == Lookup(2, Found.MISS)
-    assert [source for _, source in rig.stack.begin_load("a", keys("xy"))] == ["disk", "disk"]
+    assert rig.stack.source("a", keys("xy")) == "file" and len(rig.stack.begin_load(keys("xy"))) == 2
 
 
 def test_two_requests_that_want_the_same_start_one_promotion():
@@ -115,8 +115,7 @@ def test_two_requests_that_want_the_same_start_one_promotion():
     (read,) = rig.jobs(READ)
     rig.answer(read)
     assert [rig.stack.lookup(name, keys("x")) for name in "ab"] == [Lookup(1, Found.HIT)] * 2
-    assert rig.stack.begin_load("a", keys("x"))[0][1] == "disk"
-    assert rig.stack.begin_load("b", keys("x"))[0][1] == "host"
+    assert rig.stack.source("a", keys("x")) == "file" and rig.stack.source("b", keys("x")) == "host"
 
 
 def test_tiers_are_asked_in_order_and_only_those_that_the_request_may_use():
@@ -146,7 +145,7 @@ def test_a_failed_promotion_is_a_miss_and_is_not_tried_again():
     rig.stack.absorb(JobReport(job=read.job, good=(True, False)))
     assert rig.stack.lookup("a", keys("xy")) == Lookup(1, Found.MISS)
     rig.jobs()
-    assert rig.stack.stats()["tiers"]["disk"]["failed_reads"] == 1
+    assert rig.stack.stats()["disk.failed_reads"] == 1
 
 
 def test_a_full_primary_makes_a_miss_and_no_endless_retry():
@@ -158,7 +157,7 @@ def test_a_full_primary_makes_a_miss_and_no_endless_retry():
     rig.stack.lookup("b", keys("x"))
     rig.answer(*rig.jobs(FIND))
     assert rig.stack.lookup("b", keys("x")) == Lookup(0, Found.MISS)
-    assert rig.stack.stats()["no_room"] == 1
+    assert rig.stack.stats()["host.no_room"] == 1
     rig.answer(write)
 
 
@@ -171,7 +170,7 @@ def test_a_promotion_never_pushes_out_the_beginning_of_its_own_prefix():
     assert rig.stack.lookup("b", keys("xyz")).state is Found.RETRY
     rig.answer(*rig.jobs(FIND))
     assert rig.stack.lookup("b", keys("xyz")) == Lookup(2, Found.MISS)
-    assert len(rig.stack.begin_load("b", keys("xy"))) == 2
+    assert len(rig.stack.begin_load(keys("xy"))) == 2
 
 
 def test_a_tier_that_does_not_answer_is_a_miss_after_a_while_for_all_that_ask():
@@ -252,7 +251,7 @@ def test_a_slow_tier_gets_fewer_stores():
     rig.answer(*rig.jobs(WRITE), seconds=1.0)
     many = [b"%d" % i for i in range(200)]
     rig.store("a", many)
-    assert len(rig.stack.take_jobs()) <= 1 and rig.stack.stats()["tiers"]["disk"]["dropped"] > 190
+    assert len(rig.stack.take_jobs()) <= 1 and rig.stack.stats()["disk.dropped"] > 190
 
 
 def test_a_reset_forgets_all_but_waits_for_whoever_is_at_a_row():
@@ -348,7 +347,7 @@ class Simulation:
             return
         found = self.stack.lookup(req.name, req.keys)
         if found.num_ready:
-            req.loading = [chunk for chunk, _ in self.stack.begin_load(req.name, req.keys[: found.num_ready])]
+            req.loading = list(self.stack.begin_load(req.keys[: found.num_ready]))
 
     def end_load(self):
         req = self.some()

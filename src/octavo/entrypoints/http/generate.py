@@ -6,7 +6,7 @@ Does not know: OpenAI's shapes (a `Reply` does).
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -97,15 +97,22 @@ class UsageCount:
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[int, int, int]] = {}
+        self._sources: dict[int, Mapping[str, int]] = {}
 
     def note(self, index: int, out: RequestOutput) -> None:
         """Take what `out` says of prompt `index`."""
         self._last[index] = (len(out.prompt_token_ids), out.num_output_tokens, out.num_cached_tokens)
+        if out.cached_by_source:
+            self._sources[index] = out.cached_by_source
 
     def total(self) -> Usage:
         """The sums so far."""
-        sums = [sum(column) for column in zip(*self._last.values(), strict=True)] or [0, 0, 0]
-        return make_usage(*sums)
+        prompt, completion, cached = (sum(column) for column in zip((0, 0, 0), *self._last.values(), strict=True))
+        sources: dict[str, int] = {}
+        for found in self._sources.values():
+            for name, count in found.items():
+                sources[name] = sources.get(name, 0) + count
+        return make_usage(prompt, completion, cached, sources)
 
 
 class Run:

@@ -5,11 +5,14 @@ touches no pydantic. A field that was not asked for is absent (`UNSET`), not nul
 Does not know: where values come from.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
+
+from octavo.base.types import Medium
 
 encode = msgspec.json.Encoder().encode
 
@@ -17,9 +20,10 @@ PromptScores = list[dict[str, Any] | None]
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
-    """How many prompt tokens came from the prefix cache."""
+    """How many prompt tokens came from the prefix cache; and from where, when some came from beyond the device."""
 
     cached_tokens: int = 0
+    cached_tokens_by_source: dict[str, int] | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -31,10 +35,14 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptDetails
 
 
-def make_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-    """Usage whose total is the sum."""
+def make_usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, sources: Mapping[str, int] | None = None
+) -> Usage:
+    """Usage whose total is the sum. `sources`: cached tokens by where they came from."""
     total = prompt_tokens + completion_tokens
-    return Usage(prompt_tokens, completion_tokens, total, PromptDetails(cached_tokens))
+    beyond = any(name != Medium.DEVICE for name in sources or ())
+    details = PromptDetails(cached_tokens, dict(sources or {}) if beyond else UNSET)
+    return Usage(prompt_tokens, completion_tokens, total, details)
 
 
 # ---- completions ----------------------------------------------------------------------------

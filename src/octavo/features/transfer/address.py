@@ -27,6 +27,11 @@ class TierAddress:
     size: int | None = None
     policy: str = "lru"
 
+    @property
+    def name(self) -> str:
+        """The address without its options."""
+        return self.text.partition("?")[0]
+
 
 def parse_tiers(texts: tuple[str, ...]) -> tuple[TierAddress, ...]:
     """The host tier first, and the others in the order in which they are asked. Raises `ConfigError`."""
@@ -37,7 +42,7 @@ def parse_tiers(texts: tuple[str, ...]) -> tuple[TierAddress, ...]:
     if not hosts:
         hosts = [TierAddress(text=f"host?size={DEFAULT_HOST_BYTES}", kind=HOST, size=DEFAULT_HOST_BYTES)]
     others = [tier for tier in tiers if tier.kind != HOST]
-    names = [tier.text for tier in others]
+    names = [tier.name for tier in others]
     if len(set(names)) < len(names):
         raise ConfigError(f"--kv-tier {names[0]}: a tier is given twice")
     return (hosts[0], *others)

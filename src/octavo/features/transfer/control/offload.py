@@ -104,7 +104,8 @@ class Offload:
         if not units:
             return Match()
         row.offered = (local_tokens, first, first + units)
-        return Match(tokens=(first + units) * self._unit, wait=True, source="host")
+        source = self.stack.source(req.request_id, keys[: found.num_ready])
+        return Match(tokens=(first + units) * self._unit, wait=True, source=source)
 
     def _keys(self, hashes: Sequence[BlockHash], unit: int) -> list[bytes]:
         """The keys of a unit's chunks: group by group, block by block."""
@@ -138,7 +139,7 @@ class Offload:
             ]
             if not wanted:
                 continue
-            chunks = tuple(chunk for chunk, _ in self.stack.begin_load(req.request_id, [key for _, key, _ in wanted]))
+            chunks = self.stack.begin_load([key for _, key, _ in wanted])
             job = self._job(_Load(req.request_id, chunks, tuple(unit for unit, _, _ in wanted)))
             row.loading.add(job)
             self._loads.append(
@@ -270,7 +271,7 @@ def make(tiers: tuple[str, ...], layout: KVLayout, *, hash_block_size: int, cloc
     rows = num_rows(layout, host)
     stack = TierStack(
         PrimaryTier(rows, make_policy(host.policy, rows)),
-        [TierFacts(name=tier.text, medium=tier.kind) for tier in others],
+        [TierFacts(name=tier.name, medium=tier.kind) for tier in others],
         clock=clock,
     )
     sizes = [group.spec.block_size for group in layout.groups]

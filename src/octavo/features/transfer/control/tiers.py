@@ -11,7 +11,7 @@ Order of calls for one request: `open` -> `lookup`... -> `begin_load` / `end_loa
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from octavo.features.transfer.control.evict import Key
 from octavo.features.transfer.control.pressure import Pressure
@@ -198,17 +198,22 @@ class TierStack:
 
     # ---- device <- primary --------------------------------------------------------------------
 
-    def begin_load(self, request_id: str, keys: Sequence[Key]) -> tuple[tuple[Chunk, str], ...]:
-        """Chunks that `lookup` called ready, pinned, each with the name of where it came from (TIR-18)."""
-        asker, out = self._askers[request_id], []
+    def source(self, request_id: str, keys: Sequence[Key]) -> str:
+        """Where these chunks were when the request asked: the medium of a tier that one was promoted from for it, or
+        "host" (TIR-18)."""
+        sources = self._askers[request_id].sources
+        return next((self._tiers[sources[key]].facts.medium for key in keys if key in sources), HOST)
+
+    def begin_load(self, keys: Sequence[Key]) -> tuple[Chunk, ...]:
+        """Chunks that `lookup` called ready in this step, pinned."""
+        out = []
         for key in keys:
             chunk = self.primary.get(key)
             if chunk is None or not chunk.ready:
                 raise RuntimeError("a chunk was to be loaded that is not there; look it up in the same step")
             self.primary.pin(chunk)
             self.primary.touch(chunk)
-            tier = asker.sources.get(key)
-            out.append((chunk, HOST if tier is None else self._tiers[tier].facts.name))
+            out.append(chunk)
         self._host_hits += len(keys)
         return tuple(out)
 
@@ -374,31 +379,31 @@ class TierStack:
             self._forget(request_id, asker)
         return not self._tiers
 
-    def stats(self) -> dict[str, Any]:
-        """Figures for metrics (TIR-22)."""
-        return {
-            "rows": self.primary.num_rows,
-            "rows_used": self.primary.num_rows - self.primary.num_free,
-            "evicted": self.primary.num_evicted,
-            "no_room": self._no_room,
+    def stats(self) -> dict[str, float]:
+        """Figures for metrics, flat: "host.*", and "<tier>.*" for each tier (TIR-22)."""
+        out: dict[str, float] = {
+            "host.rows": self.primary.num_rows,
+            "host.rows_used": self.primary.num_rows - self.primary.num_free,
+            "host.hits": self._host_hits,
+            "host.evicted": self.primary.num_evicted,
+            "host.no_room": self._no_room,
             "ignored_reports": self._ignored_reports,
-            "hits": {HOST: self._host_hits, **{t.facts.name: t.hits for t in self._tiers}},
-            "tiers": {
-                t.facts.name: {
-                    "lookups": t.lookups,
-                    "hits": t.hits,
-                    "jobs": t.jobs,
-                    "failed_reads": t.failed_reads,
-                    "failed_writes": t.failed_writes,
-                    "dropped": t.pressure.num_dropped,
-                    "bytes_read": t.bytes_read,
-                    "bytes_written": t.bytes_written,
-                    "read_s": t.read_s,
-                    "write_s": t.write_s,
-                }
-                for t in self._tiers
-            },
         }
+        for tier in self._tiers:
+            figures = {
+                "lookups": tier.lookups,
+                "hits": tier.hits,
+                "jobs": tier.jobs,
+                "failed_reads": tier.failed_reads,
+                "failed_writes": tier.failed_writes,
+                "dropped": tier.pressure.num_dropped,
+                "bytes_read": tier.bytes_read,
+                "bytes_written": tier.bytes_written,
+                "read_s": tier.read_s,
+                "write_s": tier.write_s,
+            }
+            out.update({f"{tier.facts.name}.{figure}": value for figure, value in figures.items()})
+        return out
 
     def check(self) -> None:
         """Raise `RuntimeError` when pins, rows and jobs do not add up. For tests and debug mode."""
