@@ -1,5 +1,6 @@
 """One loop for every depth: the flight is filled, the oldest is applied first, late parts come in time."""
 
+import time
 from collections import deque
 
 import pytest
@@ -28,6 +29,7 @@ class ScriptedScheduler:
     def __init__(self, count, late=True):
         self.left, self.seq, self.applied, self.late = count, 0, 0, late
         self.added, self.aborted = [], []
+        self.unsettled = 0
 
     def add(self, req):
         if req.request_id == "bad":
@@ -64,6 +66,10 @@ class ScriptedScheduler:
 
     def resume(self):
         return None
+
+    def settled(self):
+        self.unsettled -= self.unsettled > 0
+        return not self.unsettled
 
     def stats(self):
         return StatsSnapshot(seq=self.seq)
@@ -163,6 +169,21 @@ def test_calls_go_by_name_and_unknown_ones_say_what_there_is():
     assert core.call("worker", {"method": "x"}) == ("x", {})
     with pytest.raises(OctavoError, match=r"no call 'pong'; it has .*ping"):
         core.call("pong", {})
+
+
+def test_an_end_waits_for_what_parts_have_under_way_but_not_for_ever():
+    core, scheduler, _ = make(0, 1)
+    scheduler.unsettled = 4
+    core.settle()
+    assert scheduler.unsettled == 0
+    scheduler.unsettled = 1 << 60
+    began = time.monotonic()
+    core.settle(timeout_s=0.05)
+    assert 0.05 <= time.monotonic() - began < 2
+    busy, scheduler, _ = make(3, 1)
+    scheduler.unsettled = 10
+    busy.settle()
+    assert scheduler.unsettled == 10, "with requests running there is no end to wait for"
 
 
 def test_stopping_stops_the_executor():

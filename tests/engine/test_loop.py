@@ -20,7 +20,7 @@ class FakeCore:
 
     def __init__(self, deadline=None, fail=False):
         self.told, self.todo, self.steps, self.stops = [], [], 0, 0
-        self.deadline, self.fail = deadline, fail
+        self.deadline, self.fail, self.settles = deadline, fail, 0
 
     def add(self, req):
         self.told.append(("add", req.request_id))
@@ -49,6 +49,9 @@ class FakeCore:
         if not self.todo:
             return None
         return EngineOutputs(deltas=(RequestDelta(request_id=self.todo.pop(0)),))
+
+    def settle(self):
+        self.settles += 1
 
     def stop(self):
         self.stops += 1
@@ -127,8 +130,14 @@ def test_a_failing_core_dies_once_and_says_why():
     assert not front.client.alive()
     with pytest.raises(EngineDead, match="on fire"):
         front.client.submit((request("b"),))
-    assert core.stops == 1
+    assert core.stops == 1 and core.settles == 0
     front.client.close()
+
+
+def test_a_clean_end_lets_parts_settle_first():
+    core = FakeCore()
+    Front(core).client.close()
+    assert core.settles == core.stops == 1
 
 
 def test_a_closed_client_refuses_work_and_closes_twice():

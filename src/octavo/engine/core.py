@@ -5,6 +5,7 @@ flight, and tokens are the same. A request that cannot be added ends alone, with
 Does not know: threads, sockets, text, or which features are installed.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -15,6 +16,9 @@ from octavo.base.requests import EngineRequest
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.base.types import FinishReason
 from octavo.executor.api import Executor, StepHandle
+
+SETTLE_S = 5.0
+SETTLE_POLL_S = 0.001
 
 
 class SchedulerApi(Protocol):
@@ -29,6 +33,7 @@ class SchedulerApi(Protocol):
     def reset_prefix_cache(self) -> bool: ...
     def pause(self) -> None: ...
     def resume(self) -> None: ...
+    def settled(self) -> bool: ...
     def stats(self) -> StatsSnapshot: ...
 
 
@@ -115,6 +120,13 @@ class EngineCore:
         if outputs is None:
             return EngineOutputs(deltas=refused)
         return EngineOutputs(deltas=refused + outputs.deltas, stats=outputs.stats)
+
+    def settle(self, timeout_s: float = SETTLE_S) -> None:
+        """Let what parts have under way come to its end while nothing runs any more, such as KV on its way to a disk."""
+        end = time.monotonic() + timeout_s
+        while not self._scheduler.has_work() and not self._scheduler.settled() and time.monotonic() < end:
+            if self.step() is None:
+                time.sleep(SETTLE_POLL_S)
 
     def stop(self) -> None:
         """Stop the executor."""

@@ -62,6 +62,7 @@ class EngineLoop:
                 outputs = self._core.step()
                 if outputs is not None and (outputs.deltas or outputs.stats):
                     self._on_outputs(outputs)
+            self._core.settle()
         except Exception as error:  # the edge of the engine: everything ends here, and is said
             dead = error if isinstance(error, EngineDead) else EngineDead(f"the engine core failed: {error!r}")
             dead.__cause__ = error

@@ -373,6 +373,10 @@ class Scheduler:
             return None
         return min((at for part in self._parts if (at := part.next_deadline()) is not None), default=None)
 
+    def settled(self) -> bool:
+        """True when no part has anything under way that is worth waiting for at the end."""
+        return all(part.settled() for part in self._parts)
+
     def pause(self) -> None:
         """Admit nobody; those running go on."""
         self._paused = True

@@ -145,6 +145,9 @@ class ControlPart(Protocol):
     def next_deadline(self) -> float | None:
         """Monotonic second by which the loop must tick again even when idle; None: no need."""
 
+    def settled(self) -> bool:
+        """False while something is under way that an engine about to end should wait for, for a while."""
+
     def reset(self) -> bool:
         """Forget cached content; False when something is under way that forbids it."""
 
@@ -189,6 +192,9 @@ class NullPart:
 
     def next_deadline(self) -> float | None:
         return None
+
+    def settled(self) -> bool:
+        return True
 
     def reset(self) -> bool:
         return True

@@ -79,10 +79,10 @@ def test_a_file_tier_outlives_the_engine(plain, tmp_path):
     tiers = ("host?size=4MiB", f"file://{tmp_path}?size=64MiB")
     first, _, stats = run(TURNS[:3], kv_tier=tiers)
     assert first == plain[:3] and stats[f"file://{tmp_path}.failed_writes"] == 0
-    assert len(list(tmp_path.rglob("*.kv"))) >= 20  # the last chunks may not have got there before the end
+    assert len(list(tmp_path.rglob("*.kv"))) >= 34  # also those of the last answer: the end waits for them
     texts, sources, stats = run(TURNS[:3], kv_tier=tiers)
-    assert texts == plain[:3] and stats[f"file://{tmp_path}.hits"] > 15
-    assert all(source.get("file", 0) >= 128 for source in sources[:2])
+    assert texts == plain[:3] and stats[f"file://{tmp_path}.hits"] > 20
+    assert all(source.get("file", 0) >= 128 for source in sources)
 
 
 def test_altered_files_are_computed_again(plain, tmp_path):

@@ -258,6 +258,9 @@ class Offload:
     def next_deadline(self) -> float | None:
         return self._next_poll if self._under_way else None
 
+    def settled(self) -> bool:
+        return not self._under_way and not self._stores
+
     def reset(self) -> bool:
         return self.stack.reset()
 

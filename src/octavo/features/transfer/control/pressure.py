@@ -6,6 +6,7 @@ Does not know: keys, tiers or clocks.
 """
 
 SMOOTHING = 0.2  # weight of the newest measurement
+LEAST_BYTES = 1 << 20  # a smaller store counts as one of this size: it says more of calls than of bytes
 
 
 class Pressure:
@@ -37,7 +38,7 @@ class Pressure:
         """A store of so many bytes took so long. A failed one counts as long as it took."""
         if num_bytes <= 0 or seconds < 0:
             return
-        value = seconds / num_bytes
+        value = seconds / max(num_bytes, LEAST_BYTES)
         self._average = value if self._average is None else self._average + SMOOTHING * (value - self._average)
         if self._average > self._high:
             self.thinned = True
