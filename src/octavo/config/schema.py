@@ -83,7 +83,8 @@ class CacheConfig:
     enable_prefix_caching: bool = option(True, "Reuse the KV of prefixes that were computed before.")
     kv_tier: tuple[str, ...] | None = option(
         None,
-        "Where KV goes that is evicted from the cache, in order of lookup: host?size=8GiB, file:///folder?size=100GiB. "
+        "Where KV goes that is evicted from the cache, in order of lookup: host?size=8GiB, file:///folder?size=100GiB, "
+        "redis://host:port/0. "
         "Memory of the host comes first, 1GiB of it when not given.",
         kind="list",
         several=True,

@@ -23,7 +23,7 @@ def test_there_is_a_host_tier_also_when_none_is_given():
 @pytest.mark.parametrize(
     ("texts", "error"),
     [
-        (("tape:///x",), "--kv-tier tape:///x: there is no tier 'tape'; there are file, host"),
+        (("tape:///x",), "--kv-tier tape:///x: there is no tier 'tape'; there are file, host, redis"),
         (("host?sise=1GiB",), "host has no option 'sise'; it has policy, size"),
         (("host?size=big",), "host[?]size=big: size must be a size such as 2GiB"),
         (("host?size=0",), "the size must be above 0"),

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.features.transfer.data.tier_file import HEADER, RESCAN_S, FileTier
+from octavo.features.transfer.data.seal import HEADER, Seal
+from octavo.features.transfer.data.tier_file import RESCAN_S, FileTier
 
 PRINT = "ab" * 32
 LENGTH = 5000
@@ -24,7 +25,7 @@ def chunk(number, length=LENGTH):
 
 
 def tier(folder, limit=None, fingerprint=PRINT, lengths=(LENGTH, 300), clock=lambda: 0.0):
-    return FileTier(folder, fingerprint=fingerprint, lengths=lengths, limit=limit, clock=clock)
+    return FileTier(folder, Seal(fingerprint, lengths), limit=limit, clock=clock)
 
 
 def read(made, *keys):

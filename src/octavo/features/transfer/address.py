@@ -1,4 +1,4 @@
-"""Tiers by address: `host?size=8GiB`, `file:///var/cache/octavo?size=100GiB`, in order of lookup.
+"""Tiers by address: `host?size=8GiB`, `file:///var/cache/octavo?size=100GiB`, `redis://host:6379/0`, in order of lookup.
 
 Promises: what is wrong with an address is said in one sentence that names it; both halves of the feature read
 addresses and count rows with this module, and so agree.
@@ -14,7 +14,7 @@ from octavo.config.args import parse_size
 
 HOST = "host"
 DEFAULT_HOST_BYTES = 1 << 30
-KNOWN_OPTIONS = {"host": {"size", "policy"}, "file": {"size"}}
+KNOWN_OPTIONS: dict[str, set[str]] = {"host": {"size", "policy"}, "file": {"size"}, "redis": set()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,8 @@ def parse_tier(text: str) -> TierAddress:
     place = unquote(url.netloc + url.path) if kind != HOST else ""
     if kind == "file" and not place.startswith("/"):
         raise ConfigError(f"--kv-tier {text}: give the folder as file:///absolute/path")
+    if kind == "redis" and not url.hostname:
+        raise ConfigError(f"--kv-tier {text}: give the server as redis://host:port/0")
     if kind == HOST and size is None:
         size = DEFAULT_HOST_BYTES
     if size is not None and size <= 0:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from octavo.base.errors import ConfigError
-from octavo.base.kvspec import KVLayout
 from octavo.base.step import NewRow, PlanPart, ResultPart, StepPlan
-from octavo.features.transfer.address import TierAddress, num_rows, parse_tiers, row_bytes
+from octavo.features.transfer.address import chunk_bytes, num_rows, parse_tiers, row_bytes
 from octavo.features.transfer.data.api import Tier
 from octavo.features.transfer.data.regions import HostRegion, KVRegion
+from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.plan import Copy, JobReport, TierJob, TierJobKind, TransferPlan, TransferReport
 from octavo.plugins.registry import load_target
 from octavo.sampling.sampler import Mask
@@ -27,9 +27,11 @@ from octavo.worker.memory import KVMemory
 
 log = logging.getLogger(__name__)
 
-TIERS = {"file": "octavo.features.transfer.data.tier_file:make"}
+TIERS = {
+    "file": "octavo.features.transfer.data.tier_file:make",
+    "redis": "octavo.features.transfer.data.tier_redis:make",
+}
 CLOSE_S = 10.0  # how long a stop waits for what a tier is doing
-MakeTier = Callable[[TierAddress, KVLayout, str], Tier]
 
 
 def make(tiers: tuple[str, ...], fingerprint: str) -> "TransferAgent":
@@ -87,7 +89,8 @@ class TransferAgent:
             raise ConfigError("--kv-tier works on a CPU only for now; leave it out here")
         self._regions = tuple(KVRegion(layout, group.index, memory.buffer) for group in layout.groups)
         self._host = HostRegion(num_rows(layout, self._host_address), row_bytes(layout))
-        self._tiers = [load_target(TIERS[a.kind])(a, layout, self._fingerprint) for a in self._addresses]
+        seal = Seal(self._fingerprint, [chunk_bytes(layout, group.index) for group in layout.groups])
+        self._tiers = [load_target(TIERS[a.kind])(a, seal) for a in self._addresses]
         self._lanes = [_Lane("octavo-kv-loads"), *(_Lane(f"octavo-kv-{a.kind}") for a in self._addresses)]
 
     # ---- steps --------------------------------------------------------------------------------

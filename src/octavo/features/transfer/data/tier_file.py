@@ -2,11 +2,10 @@
 
 Promises: a file appears whole or not at all; one that is foreign, cut off or altered is a miss and is removed; the
 folder keeps to its limit; a full or read-only disk loses stores and nothing else.
-Does not know: what a chunk holds.
+Does not know: what a chunk holds, or how it is sealed (see `seal`).
 
-A file is `<root>/<fingerprint>/<2 digits>/<key>.kv`: a header (`HEADER`: magic, format version, length of the chunk,
-its CRC-32), the fingerprint, the key, and the chunk. The fingerprint stands for everything that KV depends on besides
-tokens; files of another one lie in another folder and count toward the same limit.
+A file is `<root>/<fingerprint>/<2 digits>/<key>.kv`. Files of another fingerprint lie in another folder and count toward
+the same limit.
 """
 
 import contextlib
@@ -14,24 +13,19 @@ import errno
 import io
 import logging
 import os
-import struct
 import time
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from octavo.base.errors import ConfigError
-from octavo.base.kvspec import KVLayout
-from octavo.features.transfer.address import TierAddress, chunk_bytes
+from octavo.features.transfer.address import TierAddress
 from octavo.features.transfer.data.api import Bytes
+from octavo.features.transfer.data.seal import Seal
 
 log = logging.getLogger(__name__)
 
-MAGIC: Final = b"OctavoKV"
-VERSION: Final = 1
-HEADER: Final = struct.Struct("<8sIQI")
 RESCAN_S: Final = 60.0  # others write to the folder too
 REST_S: Final = 5.0  # after the disk was full, before it is tried again
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -47,17 +41,15 @@ class FileTier:
     def __init__(
         self,
         root: Path,
+        seal: Seal,
         *,
-        fingerprint: str,
-        lengths: Sequence[int],
         limit: int | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`lengths`: bytes of a chunk by group. Raises `ConfigError` when there can be no such folder."""
+        """Raises `ConfigError` when there can be no such folder."""
         self._root = root
-        self._folder = root / fingerprint[:32]
-        self._fingerprint = fingerprint.encode()
-        self._lengths = tuple(lengths)
+        self._folder = root / seal.space
+        self._seal = seal
         self._limit = limit
         self._clock = clock
         self._files: OrderedDict[Path, int] = OrderedDict()
@@ -93,15 +85,11 @@ class FileTier:
         name = key.hex()
         return self._folder / name[:2] / f"{name}.kv"
 
-    def _length(self, key: bytes) -> int:
-        """Bytes of the key's chunk: the key's last four bytes are its group (TIR-2)."""
-        return self._lengths[int.from_bytes(key[-4:], "big")]
-
     def _read(self, key: bytes, row: Bytes) -> bool:
-        path, length = self._path(key), self._length(key)
+        path, length = self._path(key), self._seal.length(key)
         try:
             with path.open("rb", buffering=0) as file:
-                head = file.read(HEADER.size + len(self._fingerprint) + len(key))
+                head = file.read(self._seal.head_bytes(key))
                 body = row.data[:length]
                 got = _read_into(file, body)
                 whole = got == length and not file.read(1)
@@ -110,7 +98,7 @@ class FileTier:
         except OSError as error:
             log.warning("a KV file could not be read: %s", error)
             return False
-        if not whole or head != self._head(key, length, zlib.crc32(body)):
+        if not whole or not self._seal.opens(key, head, body):
             log.warning("%s is not a chunk of ours or was altered, and is removed", path)
             self._remove(path)
             return False
@@ -121,11 +109,11 @@ class FileTier:
         return True
 
     def _write(self, key: bytes, row: Bytes) -> bool:
-        path, length = self._path(key), self._length(key)
+        path, length = self._path(key), self._seal.length(key)
         if path.exists():
             return True
         body = row.data[:length]
-        head = self._head(key, length, zlib.crc32(body))
+        head = self._seal.head(key, body)
         size = len(head) + length
         if not self._make_room(size):
             return False
@@ -147,9 +135,6 @@ class FileTier:
         self._files[path] = size
         self._held += size
         return True
-
-    def _head(self, key: bytes, length: int, checksum: int) -> bytes:
-        return HEADER.pack(MAGIC, VERSION, length, checksum) + self._fingerprint + key
 
     # ---- the folder ---------------------------------------------------------------------------------
 
@@ -215,7 +200,6 @@ def _write_all(file: io.FileIO, piece: memoryview) -> None:
         piece = piece[file.write(piece) :]
 
 
-def make(address: TierAddress, layout: KVLayout, fingerprint: str) -> FileTier:
+def make(address: TierAddress, seal: Seal) -> FileTier:
     """The tier of a `file://` address."""
-    lengths = [chunk_bytes(layout, group.index) for group in layout.groups]
-    return FileTier(Path(address.place), fingerprint=fingerprint, lengths=lengths, limit=address.size)
+    return FileTier(Path(address.place), seal, limit=address.size)

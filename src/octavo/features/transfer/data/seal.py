@@ -1,0 +1,49 @@
+"""How a chunk is kept outside the engine, so that nobody ever takes another thing for it.
+
+Promises: what `head` gave opens what it was given for and nothing else: another model, key, length or a single changed
+bit is told apart.
+Does not know: where it is kept.
+
+Before the chunk stands a header (`HEADER`: magic, format version, length of the chunk, its CRC-32), the fingerprint of
+everything that KV depends on besides tokens, and the key (TIR-30).
+"""
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+MAGIC: Final = b"OctavoKV"
+VERSION: Final = 1
+HEADER: Final = struct.Struct("<8sIQI")
+
+
+class Seal:
+    """Owns: nothing that changes."""
+
+    def __init__(self, fingerprint: str, lengths: Sequence[int]) -> None:
+        """`lengths`: bytes of a chunk by group."""
+        self.fingerprint = fingerprint
+        self._print = fingerprint.encode()
+        self._lengths = tuple(lengths)
+
+    @property
+    def space(self) -> str:
+        """A name that chunks of one fingerprint share."""
+        return self.fingerprint[:32]
+
+    def length(self, key: bytes) -> int:
+        """Bytes of the key's chunk: the key's last four bytes are its group (TIR-2)."""
+        return self._lengths[int.from_bytes(key[-4:], "big")]
+
+    def head_bytes(self, key: bytes) -> int:
+        """Bytes before the chunk."""
+        return HEADER.size + len(self._print) + len(key)
+
+    def head(self, key: bytes, body: memoryview) -> bytes:
+        """What stands before this chunk."""
+        return HEADER.pack(MAGIC, VERSION, len(body), zlib.crc32(body)) + self._print + key
+
+    def opens(self, key: bytes, head: bytes, body: memoryview) -> bool:
+        """True when `head` was made for this key and these bytes."""
+        return head == self.head(key, body)

@@ -1,0 +1,121 @@
+"""Chunks in a Redis or Valkey server, shared by engines on any machine (TIR-31).
+
+Promises: a server that is slow, gone or answers nonsense makes misses, each call within `TIMEOUT_S`, and is then left
+alone for a while; what it gives is used only when its seal fits.
+Does not know: what a chunk holds. How much the server keeps, and what it forgets, is the server's matter
+(`maxmemory`, `maxmemory-policy allkeys-lru`).
+
+A chunk is one value under `octavo:<fingerprint>:<key>`.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from octavo.base.errors import ConfigError
+from octavo.features.transfer.address import TierAddress
+from octavo.features.transfer.data.api import Bytes
+from octavo.features.transfer.data.seal import Seal
+
+try:
+    import redis
+except ImportError:  # an extra
+    redis = None  # type: ignore[assignment]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+TIMEOUT_S: Final = 1.0  # for the server to take or give anything at all
+REST_S: Final = 5.0  # without a call, after one that failed
+BATCH_BYTES: Final = 8 << 20  # in one request
+
+
+class RedisTier:
+    """One server.
+
+    Owns: the connection, and until when the server is left alone.
+    """
+
+    def __init__(self, client: Any, seal: Seal, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._seal = seal
+        self._clock = clock
+        self._rests_until = -REST_S
+        self._prefix = f"octavo:{seal.space}:".encode()
+
+    def find(self, keys: Sequence[bytes]) -> list[bool]:
+        def ask() -> list[bool]:
+            line = self._client.pipeline(transaction=False)
+            for key in keys:
+                line.exists(self._prefix + key)
+            return [bool(answer) for answer in line.execute()]
+
+        return self._try(ask, [False] * len(keys))
+
+    def read(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
+        good: list[bool] = []
+        for part in self._batches(keys):
+            names = [self._prefix + key for key in keys[part]]
+            values = self._try(lambda names=names: self._client.mget(names), [None] * len(names))  # type: ignore[misc]
+            good += [self._open(*each) for each in zip(keys[part], values, rows[part], strict=True)]
+        return good
+
+    def _open(self, key: bytes, value: bytes | None, row: Bytes) -> bool:
+        if value is None:
+            return False
+        head, length = self._seal.head_bytes(key), self._seal.length(key)
+        body = memoryview(value)[head:]
+        if len(body) != length or not self._seal.opens(key, value[:head], body):
+            log.warning("a value under a key of ours is not a chunk of ours, and is removed")
+            self._try(lambda: self._client.delete(self._prefix + key), 0)
+            return False
+        row.data[:length] = body
+        return True
+
+    def write(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
+        good: list[bool] = []
+        for part in self._batches(keys):
+
+            def put(part: slice = part) -> list[bool]:
+                line = self._client.pipeline(transaction=False)
+                for key, row in zip(keys[part], rows[part], strict=True):
+                    body = row.data[: self._seal.length(key)]
+                    line.set(self._prefix + key, b"".join((self._seal.head(key, body), body)))
+                return [answer is True for answer in line.execute(raise_on_error=False)]
+
+            good += self._try(put, [False] * len(keys[part]))
+        return good
+
+    def _batches(self, keys: Sequence[bytes]) -> list[slice]:
+        """Keys whose chunks together are not much more than `BATCH_BYTES`."""
+        out, start, size = [], 0, 0
+        for i, key in enumerate(keys):
+            size += self._seal.length(key)
+            if size >= BATCH_BYTES:
+                out.append(slice(start, i + 1))
+                start, size = i + 1, 0
+        return [*out, slice(start, len(keys))] if start < len(keys) else out
+
+    def _try(self, call: Callable[[], T], otherwise: T) -> T:
+        if self._clock() < self._rests_until:
+            return otherwise
+        try:
+            return call()
+        except (redis.RedisError, OSError, ValueError) as error:
+            self._rests_until = self._clock() + REST_S
+            log.warning("a redis tier does not answer as it should and is left alone for %g s: %s", REST_S, error)
+            return otherwise
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def make(address: TierAddress, seal: Seal) -> RedisTier:
+    """The tier of a `redis://` address. Raises `ConfigError` without the package."""
+    if redis is None:
+        raise ConfigError(f"--kv-tier {address.text} needs the package redis; install octavo[redis]")
+    client = redis.Redis.from_url(
+        address.name, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, health_check_interval=30, retry=None
+    )
+    return RedisTier(client, seal)
