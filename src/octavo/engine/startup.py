@@ -31,6 +31,7 @@ from octavo.scheduler.seams import ControlPart
 Progress = Callable[[str], None]
 MIN_CONTEXT = 16  # tokens; a shorter context is an error of memory, not a setting
 TRANSFER = "octavo.features.transfer.control.offload:make"  # by name: the engine works without it
+TIER_NOTES = "octavo.features.transfer.address:describe"
 
 
 def executors() -> Registry[Callable[..., Executor]]:
@@ -314,9 +315,14 @@ def _report(
         concurrency=fit.concurrency,
         depth=2 if config.scheduler.async_scheduling else 1,
         seconds=dict(seconds),
-        notes=(*loaded.notes, *_padding_note(layout)),
+        notes=(*loaded.notes, *_padding_note(layout), *_tier_notes(config, layout)),
         decisions=tuple(decisions),
     )
+
+
+def _tier_notes(config: EngineConfig, layout: KVLayout) -> tuple[str, ...]:
+    tiers = config.cache.kv_tier
+    return load_target(TIER_NOTES)(tiers, layout) if tiers else ()
 
 
 def _padding_note(layout: KVLayout) -> tuple[str, ...]:

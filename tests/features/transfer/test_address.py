@@ -2,8 +2,11 @@
 
 import pytest
 
+from octavo import LLM
+
 from octavo.base.errors import ConfigError
 from octavo.features.transfer.address import DEFAULT_HOST_BYTES, parse_tiers
+from tests.support import checkpoints
 
 
 def test_the_host_comes_first_and_others_keep_their_order():
@@ -18,6 +21,20 @@ def test_the_host_comes_first_and_others_keep_their_order():
 def test_there_is_a_host_tier_also_when_none_is_given():
     assert [(t.kind, t.size) for t in parse_tiers(("file:///a",))] == [("host", DEFAULT_HOST_BYTES), ("file", None)]
     assert parse_tiers(("host",))[0].size == DEFAULT_HOST_BYTES
+
+
+def test_what_each_tier_holds_is_said_at_the_start():
+    with LLM(
+        str(checkpoints.tiny_llama()),
+        num_kv_blocks=8,
+        num_threads=1,
+        kv_tier=("host?size=1MiB", "redis://127.0.0.1:1/0"),
+    ) as llm:
+        notes = [note for note in llm._front.report.notes if note.startswith("KV tier")]
+    assert (
+        notes[0].startswith("KV tier host: 1.0 MiB, about ")
+        and notes[1] == "KV tier redis://127.0.0.1:1/0: no limit of ours"
+    )
 
 
 @pytest.mark.parametrize(

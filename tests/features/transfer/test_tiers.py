@@ -16,13 +16,14 @@ FIND, READ, WRITE = TierJobKind.FIND, TierJobKind.READ, TierJobKind.WRITE
 class Rig:
     """A stack and a clock that is set by hand."""
 
-    def __init__(self, rows=8, tiers=("disk",), policy="lru", patience_s=2.0):
+    def __init__(self, rows=8, tiers=("disk",), policy="lru", patience_s=2.0, chunk_bytes=0):
         self.now = 0.0
         self.stack = TierStack(
             PrimaryTier(rows, make_policy(policy, rows)),
             [TierFacts(name=name) for name in tiers],
             clock=lambda: self.now,
             patience_s=patience_s,
+            chunk_bytes=chunk_bytes,
         )
 
     def store(self, request_id, keys, good=True):
@@ -253,6 +254,23 @@ def test_a_slow_tier_gets_fewer_stores():
     rig.store("a", many)
     (job,) = rig.stack.take_jobs()
     assert len(job.keys) == 10 and rig.stack.stats()["disk.dropped"] == 190
+
+
+def test_what_is_faster_to_compute_is_not_read_but_tried_now_and_then():
+    rig = Rig(rows=100, chunk_bytes=1 << 20)
+    rig.stack.open("a")
+    rig.stack.lookup("a", keys("x"), compute_s=0.1)
+    rig.answer(*rig.jobs(FIND))
+    rig.stack.lookup("a", keys("x"), compute_s=0.1)
+    (read,) = rig.jobs(READ)
+    rig.stack.absorb(JobReport(job=read.job, good=(True,), num_bytes=1 << 20, seconds=0.5))  # 2 MiB a second
+    rig.stack.open("b")
+    assert rig.stack.lookup("b", keys("xy"), compute_s=0.1) == Lookup(1, Found.MISS)  # what is in the host is used
+    rig.jobs()
+    assert rig.stack.lookup("b", keys("xy"), compute_s=1.0).state is Found.RETRY
+    rig.jobs(FIND)
+    states = [rig.stack.lookup("b", (b"%d" % i,), compute_s=0.1).state for i in range(130)]
+    assert states.count(Found.RETRY) == 2 and rig.stack.stats()["disk.not_worth"] == 131
 
 
 def test_a_reset_forgets_all_but_waits_for_whoever_is_at_a_row():

@@ -90,3 +90,20 @@ def num_rows(layout: KVLayout, host: TierAddress) -> int:
     if rows < 1:
         raise ConfigError(f"--kv-tier {host.text}: one block of KV takes {row_bytes(layout)} bytes; give the tier more")
     return rows
+
+
+def describe(texts: tuple[str, ...], layout: KVLayout) -> tuple[str, ...]:
+    """What each tier holds, for people: one line a tier."""
+    unit, per_token = row_bytes(layout), layout.block_bytes / min(g.spec.block_size for g in layout.groups)
+    lines = []
+    for tier in parse_tiers(texts):
+        if tier.size is None:
+            lines.append(f"KV tier {tier.name}: no limit of ours")
+            continue
+        tokens = int(tier.size // unit * unit / per_token)
+        lines.append(f"KV tier {tier.name}: {_size(tier.size)}, about {tokens:,} tokens")
+    return tuple(lines)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from octavo.base.kvspec import KVLayout
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.base.types import RequestState
-from octavo.features.transfer.address import num_rows, parse_tiers
+from octavo.features.transfer.address import num_rows, parse_tiers, row_bytes
 from octavo.features.transfer.control.evict import make_policy
 from octavo.features.transfer.control.primary import Chunk, PrimaryTier
+from octavo.features.transfer.control.speed import Speed
 from octavo.features.transfer.control.tiers import Found, TierFacts, TierStack
 from octavo.features.transfer.plan import Copy, TransferPlan, TransferReport
 from octavo.kvcache.hashing import BlockHash, group_key
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.002  # how often jobs are asked after while nothing runs
 NOTHING: Final = Absorbed()
+LEAST_TOKENS: Final = 64  # of prompts in a step that says how fast they are computed
 
 
 @dataclass(slots=True)
@@ -80,6 +82,8 @@ class Offload:
         self._loads: list[Copy] = []
         self._next_job = -1  # copies count down, the jobs of tiers up
         self._next_poll = 0.0
+        self._computing = Speed(LEAST_TOKENS)  # prompt tokens a second
+        self._prompt_tokens: dict[int, int] = {}  # by step in flight
 
     # ---- a request's life ---------------------------------------------------------------------
 
@@ -97,10 +101,11 @@ class Offload:
         if last <= first:
             return Match()
         keys = [key for unit in range(first, last) for key in self._keys(hashes, unit)]
-        found = self.stack.lookup(req.request_id, keys)
+        chunks = len(keys) // (last - first)
+        found = self.stack.lookup(req.request_id, keys, self._computing.seconds(self._unit) / chunks)
         if found.state in (Found.RETRY, Found.PENDING):
             return Retry()
-        units = found.num_ready // (len(keys) // (last - first))
+        units = found.num_ready // chunks
         if not units:
             return Match()
         row.offered = (local_tokens, first, first + units)
@@ -202,6 +207,9 @@ class Offload:
     # ---- steps --------------------------------------------------------------------------------
 
     def plan(self, draft: "StepDraft") -> PlanPart | Late | None:
+        tokens = sum(take.count for take in draft.takes.values() if take.in_prompt)
+        if tokens:
+            self._prompt_tokens[draft.seq] = tokens
         tier_jobs = self.stack.take_jobs()
         stores, loads = tuple(self._stores), tuple(self._loads)
         if stores or loads or tier_jobs:
@@ -220,6 +228,8 @@ class Offload:
         return None
 
     def absorb(self, result: StepResult) -> Absorbed:
+        tokens = self._prompt_tokens.pop(result.seq, 0)
+        self._computing.seen(tokens, result.timings.forward_s)
         report = result.part(TransferReport)
         if report is None:
             return NOTHING
@@ -276,6 +286,7 @@ def make(tiers: tuple[str, ...], layout: KVLayout, *, hash_block_size: int, cloc
         PrimaryTier(rows, make_policy(host.policy, rows)),
         [TierFacts(name=tier.name, medium=tier.kind) for tier in others],
         clock=clock,
+        chunk_bytes=row_bytes(layout),
     )
     sizes = [group.spec.block_size for group in layout.groups]
     return Offload(stack, block_sizes=sizes, hash_block_size=hash_block_size, clock=clock)

@@ -16,9 +16,12 @@ from typing import Final
 from octavo.features.transfer.control.evict import Key
 from octavo.features.transfer.control.pressure import Pressure
 from octavo.features.transfer.control.primary import Chunk, PrimaryTier
+from octavo.features.transfer.control.speed import Speed
 from octavo.features.transfer.plan import JobReport, TierJob, TierJobKind
 
 HOST: Final = "host"
+LEAST_BYTES: Final = 1 << 16  # of a read that says how fast a tier is
+TRY_AGAIN: Final = 64  # every so many lookups a tier that is too slow is asked all the same: it may be faster by now
 
 
 class Found(Enum):
@@ -56,9 +59,11 @@ class _Tier:
 
     facts: TierFacts
     pressure: Pressure
+    reading: Speed = field(default_factory=lambda: Speed(LEAST_BYTES))  # bytes a second
     asked: dict[Key, float] = field(default_factory=dict)  # since when; in flight or about to be
     to_find: list[Key] = field(default_factory=list)
     to_write: list[Chunk] = field(default_factory=list)
+    not_worth: int = 0
     lookups: int = 0
     hits: int = 0
     failed_reads: int = 0
@@ -106,11 +111,14 @@ class TierStack:
         *,
         clock: Callable[[], float],
         patience_s: float = 2.0,
+        chunk_bytes: int = 0,
     ) -> None:
+        """`chunk_bytes`: of the largest chunk; 0: what a chunk costs is not looked at."""
         self.primary = primary
         self._tiers = [_Tier(facts, Pressure(facts.high_mark)) for facts in tiers]
         self._clock = clock
         self._patience_s = patience_s
+        self._chunk_bytes = chunk_bytes
         self._askers: dict[str, _Asker] = {}
         self._to_read: dict[tuple[int, str], list[Chunk]] = {}
         self._waiting: dict[Key, set[str]] = {}  # requests that wait for a promotion
@@ -143,11 +151,19 @@ class TierStack:
 
     # ---- what is there ------------------------------------------------------------------------
 
-    def lookup(self, request_id: str, keys: Sequence[Key]) -> Lookup:
-        """What is known of a prefix's chunks. Asks tiers and starts promotions where that helps (TIR-10)."""
+    def lookup(self, request_id: str, keys: Sequence[Key], compute_s: float = 0.0) -> Lookup:
+        """What is known of a prefix's chunks. Asks tiers and starts promotions where that helps (TIR-10).
+
+        `compute_s`: how long it takes to compute what one chunk holds; a tier that takes longer is not asked (TIR-33).
+        0: it is not known.
+        """
         num_ready, state, now = 0, Found.HIT, self._clock()
+        for number in self._askers[request_id].tiers:
+            tier = self._tiers[number]
+            if self._too_slow(tier, compute_s):
+                tier.not_worth += 1
         for key in keys:
-            one = self._look(request_id, key, keys, now)
+            one = self._look(request_id, key, keys, now, compute_s)
             if one is Found.MISS:
                 return Lookup(num_ready, one if state is Found.HIT else state)
             if state is Found.HIT:
@@ -157,7 +173,7 @@ class TierStack:
                     state = one
         return Lookup(num_ready, state)
 
-    def _look(self, request_id: str, key: Key, keys: Sequence[Key], now: float) -> Found:
+    def _look(self, request_id: str, key: Key, keys: Sequence[Key], now: float, compute_s: float) -> Found:
         asker, chunk = self._askers[request_id], self.primary.get(key)
         if chunk is not None:
             if chunk.ready:
@@ -173,6 +189,8 @@ class TierStack:
             if asker.present.get(key) == number:
                 return self._promote(request_id, key, number, keys, now)
             tier = self._tiers[number]
+            if self._too_slow(tier, compute_s) and tier.not_worth % TRY_AGAIN:
+                continue
             if key not in tier.asked:
                 tier.asked[key] = now
                 tier.to_find.append(key)
@@ -182,6 +200,9 @@ class TierStack:
             self._waiting.setdefault(key, set()).add(request_id)
             return Found.RETRY
         return Found.MISS
+
+    def _too_slow(self, tier: _Tier, compute_s: float) -> bool:
+        return compute_s > 0 and tier.reading.seconds(self._chunk_bytes) > compute_s
 
     def _promote(self, request_id: str, key: Key, number: int, keys: Sequence[Key], now: float) -> Found:
         """The row is taken at once, so that nobody starts the same again (TIR-11), and none from the same prefix."""
@@ -330,6 +351,7 @@ class TierStack:
     def _read(self, job: _Job, tier: _Tier, good: Sequence[bool], report: JobReport) -> None:
         tier.bytes_read += report.num_bytes
         tier.read_s += report.seconds
+        tier.reading.seen(report.num_bytes, report.seconds)
         for chunk, fine in zip(job.chunks, good, strict=True):
             askers = self._askers_for(chunk.key)
             if fine:
@@ -397,6 +419,7 @@ class TierStack:
                 "failed_reads": tier.failed_reads,
                 "failed_writes": tier.failed_writes,
                 "dropped": tier.pressure.num_dropped,
+                "not_worth": tier.not_worth,
                 "bytes_read": tier.bytes_read,
                 "bytes_written": tier.bytes_written,
                 "read_s": tier.read_s,
