@@ -84,10 +84,14 @@ class CacheConfig:
     kv_tier: tuple[str, ...] | None = option(
         None,
         "Where KV goes that is evicted from the cache, in order of lookup: host?size=8GiB, file:///folder?size=100GiB, "
-        "redis://host:port/0. "
+        "redis://host:port/0, peer://host:port. "
         "Memory of the host comes first, 1GiB of it when not given.",
         kind="list",
         several=True,
+    )
+    kv_listen: str | None = option(
+        None,
+        "Address, host:port, where other engines may read KV from this one's host tier (their --kv-tier peer://host:port).",
     )
     prefix_hash: str = option("sha256", "Hash of the prefix cache.", choices=("sha256", "xxhash"))
 

@@ -152,7 +152,8 @@ def worker_config(
         sample_vocab_size=sample_vocab_size,
         logprobs_mode=config.model.logprobs_mode,
         kernels=config.device.kernels,
-        kv_tiers=config.cache.kv_tier or (),
+        kv_tiers=config.cache.kv_tier or (("host",) if config.cache.kv_listen else ()),
+        kv_listen=config.cache.kv_listen,
     )
 
 
@@ -272,7 +273,7 @@ def _transfer(
     config: EngineConfig, layout: KVLayout, hash_block: int, clock: Callable[[], float]
 ) -> tuple[ControlPart, ...]:
     """What moves KV beyond the device, where that was asked for."""
-    tiers = config.cache.kv_tier
+    tiers = config.cache.kv_tier or (("host",) if config.cache.kv_listen else ())
     if not tiers:
         return ()
     if not config.cache.enable_prefix_caching:

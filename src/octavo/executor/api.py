@@ -38,6 +38,7 @@ class WorkerConfig:
     kv_cache_dtype: str = "auto"  # the type that is computed in; or "bfloat16", "fp8", "int8"
     kernels: str = "auto"  # or "reference", or a level of the native core
     kv_tiers: tuple[str, ...] = ()  # addresses of where KV goes beyond the device
+    kv_listen: str | None = None  # host:port where other engines may read it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "Host
     kernels = choose_kernels(config.kernels, facts.kind)
     forward = EagerForward() if kernels.make_tape is None else RecordedForward(kernels.make_tape)
     if config.kv_tiers:
-        parts = (*parts, load_target(TRANSFER)(config.kv_tiers, kv_identity(config, kernels)))
+        parts = (*parts, load_target(TRANSFER)(config.kv_tiers, kv_identity(config, kernels), config.kv_listen))
     return HostedWorker(
         config,
         facts,
@@ -60,24 +60,29 @@ def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "Host
     )
 
 
-def kv_identity(config: WorkerConfig, kernels: Kernels) -> str:
-    """A digest of all that a token's KV depends on besides the tokens before it: equal digests, equal KV.
+def kv_identity(config: WorkerConfig, kernels: Kernels) -> dict[str, str]:
+    """All that a token's KV depends on besides the tokens before it, by name: equal values, equal KV.
 
     Weights are known by the sizes and times of their files: a copy with other times has KV of its own.
     """
     source = Path(config.facts.source)
     files = sorted(source.iterdir()) if source.is_dir() else [source]
     weights = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files if f.is_file()]
-    parts = [
-        __version__,
-        repr(replace(config.facts, source="")),
-        [config.load_format, config.seed if config.load_format == "dummy" else 0, weights],
-        [config.dtype, config.kv_cache_dtype, config.block_size, config.attention_backend, config.kernels],
-        repr(config.quantization),
-        sorted(kernels.forced),
-        core_build(),
-    ]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return {
+        "version": __version__,
+        "model": _digest(repr(replace(config.facts, source=""))),
+        "weights": _digest([config.load_format, config.seed if config.load_format == "dummy" else 0, weights]),
+        "dtype": config.dtype,
+        "KV dtype": config.kv_cache_dtype,
+        "block size": str(config.block_size),
+        "attention backend": str(config.attention_backend),
+        "quantization": repr(config.quantization),
+        "kernels": _digest([config.kernels, sorted(kernels.forced), core_build()]),
+    }
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 def describe(config: WorkerConfig) -> LoadReport:

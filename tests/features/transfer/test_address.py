@@ -3,7 +3,6 @@
 import pytest
 
 from octavo import LLM
-
 from octavo.base.errors import ConfigError
 from octavo.features.transfer.address import DEFAULT_HOST_BYTES, parse_tiers
 from tests.support import checkpoints
@@ -40,7 +39,7 @@ def test_what_each_tier_holds_is_said_at_the_start():
 @pytest.mark.parametrize(
     ("texts", "error"),
     [
-        (("tape:///x",), "--kv-tier tape:///x: there is no tier 'tape'; there are file, host, redis"),
+        (("tape:///x",), "--kv-tier tape:///x: there is no tier 'tape'; there are file, host, peer, redis"),
         (("host?sise=1GiB",), "host has no option 'sise'; it has policy, size"),
         (("host?size=big",), "host[?]size=big: size must be a size such as 2GiB"),
         (("host?size=0",), "the size must be above 0"),

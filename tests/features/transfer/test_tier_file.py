@@ -9,7 +9,8 @@ from octavo.base.errors import ConfigError
 from octavo.features.transfer.data.seal import HEADER, Seal
 from octavo.features.transfer.data.tier_file import RESCAN_S, FileTier
 
-PRINT = "ab" * 32
+IDENTITY = {"model": "ours"}
+SPACE = Seal(IDENTITY, (5000, 300)).space
 LENGTH = 5000
 HEAD = HEADER.size + 64 + 36
 
@@ -24,8 +25,8 @@ def chunk(number, length=LENGTH):
     return row
 
 
-def tier(folder, limit=None, fingerprint=PRINT, lengths=(LENGTH, 300), clock=lambda: 0.0):
-    return FileTier(folder, Seal(fingerprint, lengths), limit=limit, clock=clock)
+def tier(folder, limit=None, identity=IDENTITY, lengths=(LENGTH, 300), clock=lambda: 0.0):
+    return FileTier(folder, Seal(identity, lengths), limit=limit, clock=clock)
 
 
 def read(made, *keys):
@@ -50,7 +51,7 @@ def test_what_was_written_is_found_and_read_also_by_the_next_process(tmp_path):
 
 def test_another_model_s_chunks_are_not_found(tmp_path):
     tier(tmp_path).write([key(1)], [chunk(1)])
-    other = tier(tmp_path, fingerprint="cd" * 32)
+    other = tier(tmp_path, identity={"model": "theirs"})
     assert other.find([key(1)]) == [False] and read(other, key(1))[0] == [False]
 
 
@@ -125,7 +126,7 @@ def test_two_engines_share_a_folder_and_its_limit(tmp_path):
 
 def test_what_dead_processes_left_half_written_is_cleared_away(tmp_path):
     made = tier(tmp_path)
-    folder = tmp_path / PRINT[:32] / "01"
+    folder = tmp_path / SPACE / "01"
     folder.mkdir(parents=True)
     pid = os.fork()
     if not pid:

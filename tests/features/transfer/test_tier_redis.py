@@ -6,7 +6,7 @@ import socket
 import subprocess
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from octavo.features.transfer.data import tier_redis  # noqa: E402
 SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
 needs_server = pytest.mark.skipif(SERVER is None, reason="neither redis-server nor valkey-server is installed")
 LENGTH = 40_000
+IDENTITY = {"model": "ours"}
 
 
 def free_port():
@@ -94,9 +95,9 @@ def chunk(number):
 class Rig:
     """A tier and its clock."""
 
-    def __init__(self, address, fingerprint="ab" * 32):
+    def __init__(self, address, identity=IDENTITY):
         self.now = 0.0
-        self.tier = tier_redis.make(parse_tier(address), Seal(fingerprint, [LENGTH]))
+        self.tier = tier_redis.make(parse_tier(address), Seal(identity, [LENGTH]))
         self.tier._clock = lambda: self.now
 
     def write(self, *numbers):
@@ -122,7 +123,7 @@ def test_engines_share_what_is_there_and_models_do_not(monkeypatch):
         assert one.write(*range(1, 9)) == [True] * 8
         assert two.find(1, 9, 8) == [True, False, True]
         assert two.read(3, 9, *range(1, 9)) == [True, False] + [True] * 8
-        assert Rig(made.address, "cd" * 32).find(1) == [False]
+        assert Rig(made.address, {"model": "theirs"}).find(1) == [False]
         one.tier.close()
 
 
@@ -134,7 +135,7 @@ def test_what_is_not_as_it_was_written_is_a_miss_and_is_removed(damage):
     with server() as made:
         rig, client = Rig(made.address), redis.Redis(port=made.port)
         rig.write(1, 2)
-        name = b"octavo:" + (b"ab" * 16) + b":" + key(1)
+        name = b"octavo:" + Seal(IDENTITY, [LENGTH]).space.encode() + b":" + key(1)
         client.set(name, damage(client.get(name)))
         assert rig.read(1, 2) == [False, True] and not client.exists(name)
         client.lpush(name, "a list")  # an error of one answer
@@ -190,10 +191,11 @@ def test_something_else_on_the_port_is_a_miss():
         listener.listen()
 
         def babble():
-            for _ in range(3):
-                connection, _ = listener.accept()
-                connection.sendall(b"HTTP/1.1 400 what?\r\n\r\n" * 4)
-                connection.close()
+            with suppress(OSError):  # until the listener is closed
+                for _ in range(3):
+                    connection, _ = listener.accept()
+                    connection.sendall(b"HTTP/1.1 400 what?\r\n\r\n" * 4)
+                    connection.close()
 
         threading.Thread(target=babble, daemon=True).start()
         rig = Rig(f"redis://127.0.0.1:{listener.getsockname()[1]}/0")
@@ -220,6 +222,6 @@ def test_an_engine_finds_what_another_left_and_its_text_is_the_same():
 def test_without_the_package_the_start_says_what_to_install(monkeypatch):
     monkeypatch.setattr(tier_redis, "redis", None)
     with pytest.raises(ConfigError, match=r"needs the package redis; install octavo\[redis\]"):
-        tier_redis.make(parse_tier("redis://127.0.0.1:1/0"), Seal("ab" * 32, [1]))
+        tier_redis.make(parse_tier("redis://127.0.0.1:1/0"), Seal(IDENTITY, [1]))
     with pytest.raises(ConfigError, match="give the server as redis://host:port/0"):
         parse_tier("redis:///0")

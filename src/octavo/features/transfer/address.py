@@ -1,4 +1,5 @@
-"""Tiers by address: `host?size=8GiB`, `file:///var/cache/octavo?size=100GiB`, `redis://host:6379/0`, in order of lookup.
+"""Tiers by address: `host?size=8GiB`, `file:///var/cache/octavo?size=100GiB`, `redis://host:6379/0`,
+`peer://host:7100`, in order of lookup.
 
 Promises: what is wrong with an address is said in one sentence that names it; both halves of the feature read
 addresses and count rows with this module, and so agree.
@@ -14,7 +15,7 @@ from octavo.config.args import parse_size
 
 HOST = "host"
 DEFAULT_HOST_BYTES = 1 << 30
-KNOWN_OPTIONS: dict[str, set[str]] = {"host": {"size", "policy"}, "file": {"size"}, "redis": set()}
+KNOWN_OPTIONS: dict[str, set[str]] = {"host": {"size", "policy"}, "file": {"size"}, "redis": set(), "peer": set()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +66,21 @@ def parse_tier(text: str) -> TierAddress:
         raise ConfigError(f"--kv-tier {text}: give the folder as file:///absolute/path")
     if kind == "redis" and not url.hostname:
         raise ConfigError(f"--kv-tier {text}: give the server as redis://host:port/0")
+    if kind == "peer":
+        parse_listen(place, f"--kv-tier {text}")
     if kind == HOST and size is None:
         size = DEFAULT_HOST_BYTES
     if size is not None and size <= 0:
         raise ConfigError(f"--kv-tier {text}: the size must be above 0")
     return TierAddress(text=text, kind=kind, place=place, size=size, policy=options.get("policy", "lru"))
+
+
+def parse_listen(text: str, name: str = "--kv-listen") -> tuple[str, int]:
+    """Host and port of "host:port". Raises `ConfigError`."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{name}: give host and port, such as 10.0.0.2:7100; got {text!r}")
+    return host.strip("[]"), int(port)
 
 
 def row_bytes(layout: KVLayout) -> int:

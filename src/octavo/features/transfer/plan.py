@@ -39,6 +39,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
 
     job: int
     group: int
+    keys: tuple[bytes, ...]
     blocks: tuple[int, ...]
     rows: tuple[int, ...]
 

@@ -151,6 +151,7 @@ class Offload:
                 Copy(
                     job=job,
                     group=group,
+                    keys=tuple(key for _, key, _ in wanted),
                     blocks=tuple(block for _, _, block in wanted),
                     rows=tuple(chunk.row for chunk in chunks),
                 )
@@ -183,6 +184,7 @@ class Offload:
                     Copy(
                         job=job,
                         group=group,
+                        keys=tuple(chunk.key for chunk in chunks),
                         blocks=tuple(where[chunk.key] for chunk in chunks),
                         rows=tuple(chunk.row for chunk in chunks),
                     )
@@ -284,7 +286,7 @@ def make(tiers: tuple[str, ...], layout: KVLayout, *, hash_block_size: int, cloc
     rows = num_rows(layout, host)
     stack = TierStack(
         PrimaryTier(rows, make_policy(host.policy, rows)),
-        [TierFacts(name=tier.name, medium=tier.kind) for tier in others],
+        [TierFacts(name=tier.name, medium=tier.kind, is_written=tier.kind != "peer") for tier in others],
         clock=clock,
         chunk_bytes=row_bytes(layout),
     )

@@ -50,6 +50,7 @@ class TierFacts:
 
     name: str
     medium: str = "file"
+    is_written: bool = True  # False: what is there is somebody else's
     high_mark: float = 50e-9  # seconds a byte above which stores are thinned
 
 
@@ -280,7 +281,7 @@ class TierStack:
 
     def _cascade(self, chunk: Chunk) -> None:
         for tier in self._tiers:
-            if tier.pressure.admits():
+            if tier.facts.is_written and tier.pressure.admits():
                 self.primary.pin(chunk)
                 tier.to_write.append(chunk)
 

@@ -9,14 +9,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
 from octavo.base.errors import ConfigError
 from octavo.base.step import NewRow, PlanPart, ResultPart, StepPlan
-from octavo.features.transfer.address import chunk_bytes, num_rows, parse_tiers, row_bytes
+from octavo.features.transfer.address import chunk_bytes, num_rows, parse_listen, parse_tiers, row_bytes
 from octavo.features.transfer.data.api import Tier
+from octavo.features.transfer.data.ledger import RowLedger
+from octavo.features.transfer.data.peer_server import PeerServer
 from octavo.features.transfer.data.regions import HostRegion, KVRegion
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.plan import Copy, JobReport, TierJob, TierJobKind, TransferPlan, TransferReport
@@ -30,13 +32,14 @@ log = logging.getLogger(__name__)
 TIERS = {
     "file": "octavo.features.transfer.data.tier_file:make",
     "redis": "octavo.features.transfer.data.tier_redis:make",
+    "peer": "octavo.features.transfer.data.tier_peer:make",
 }
 CLOSE_S = 10.0  # how long a stop waits for what a tier is doing
 
 
-def make(tiers: tuple[str, ...], fingerprint: str) -> "TransferAgent":
+def make(tiers: tuple[str, ...], identity: Mapping[str, str], listen: str | None = None) -> "TransferAgent":
     """The part for these addresses. Raises `ConfigError` for one that cannot be."""
-    return TransferAgent(tiers, fingerprint)
+    return TransferAgent(tiers, identity, listen)
 
 
 class _Lane:
@@ -73,10 +76,14 @@ class TransferAgent:
     name = "transfer"
     watches_layers = False
 
-    def __init__(self, tiers: tuple[str, ...], fingerprint: str) -> None:
-        """`fingerprint`: of all that KV depends on besides tokens. Raises `ConfigError`."""
+    def __init__(self, tiers: tuple[str, ...], identity: Mapping[str, str], listen: str | None = None) -> None:
+        """`identity`: all that KV depends on besides tokens, by name. `listen`: "host:port" for peers that read what
+        is here. Raises `ConfigError`."""
         self._host_address, *self._addresses = parse_tiers(tiers)
-        self._fingerprint = fingerprint
+        self._identity = dict(identity)
+        self._listen = None if listen is None else parse_listen(listen)
+        self._server: PeerServer | None = None
+        self._ledger: RowLedger | None = None
         self._done: queue.SimpleQueue[JobReport] = queue.SimpleQueue()
         self._lanes: list[_Lane] = []
         self._tiers: list[Tier] = []
@@ -89,8 +96,11 @@ class TransferAgent:
             raise ConfigError("--kv-tier works on a CPU only for now; leave it out here")
         self._regions = tuple(KVRegion(layout, group.index, memory.buffer) for group in layout.groups)
         self._host = HostRegion(num_rows(layout, self._host_address), row_bytes(layout))
-        seal = Seal(self._fingerprint, [chunk_bytes(layout, group.index) for group in layout.groups])
+        self._ledger = RowLedger(self._host)
+        seal = Seal(self._identity, [chunk_bytes(layout, group.index) for group in layout.groups])
         self._tiers = [load_target(TIERS[a.kind])(a, seal) for a in self._addresses]
+        if self._listen is not None:
+            self._server = PeerServer(*self._listen, seal, self._ledger)
         self._lanes = [_Lane("octavo-kv-loads"), *(_Lane(f"octavo-kv-{a.kind}") for a in self._addresses)]
 
     # ---- steps --------------------------------------------------------------------------------
@@ -119,10 +129,13 @@ class TransferAgent:
         self._done.put(JobReport(job=job, good=tuple(good), num_bytes=num_bytes, seconds=seconds, error=error))
 
     def _store(self, copy: Copy, zeroed: set[int]) -> tuple[Sequence[bool], int]:
-        region, host = self._regions[copy.group], self._need_host()
-        for block, row in zip(copy.blocks, copy.rows, strict=True):
-            region.read(block, host[row])
+        region, host, ledger = self._regions[copy.group], self._need_host(), self._need_ledger()
         good = [block not in zeroed for block in copy.blocks]  # those were cleared before this was called
+        for key, block, row, fine in zip(copy.keys, copy.blocks, copy.rows, good, strict=True):
+            ledger.begin(row)
+            if fine:
+                region.read(block, host[row])
+                ledger.end(row, key)
         return good, region.chunk_bytes * len(copy.rows)
 
     def _load(self, copy: Copy) -> tuple[Sequence[bool], int]:
@@ -136,7 +149,16 @@ class TransferAgent:
         if job.kind is TierJobKind.FIND:
             return tier.find(job.keys), 0
         rows = [host[row] for row in job.rows]
-        good = tier.read(job.keys, rows) if job.kind is TierJobKind.READ else tier.write(job.keys, rows)
+        if job.kind is TierJobKind.WRITE:
+            good = tier.write(job.keys, rows)
+        else:
+            ledger = self._need_ledger()
+            for row in job.rows:
+                ledger.begin(row)
+            good = tier.read(job.keys, rows)
+            for key, row, fine in zip(job.keys, job.rows, good, strict=True):
+                if fine:
+                    ledger.end(row, key)
         return good, sum(len(row) for row, fine in zip(rows, good, strict=True) if fine)
 
     def report(self) -> ResultPart | None:
@@ -149,6 +171,8 @@ class TransferAgent:
 
     def close(self) -> None:
         """Loads first, then every tier; one that hangs keeps its memory mapped (TIR-21)."""
+        if self._server is not None:
+            self._server.close()
         lanes, self._lanes = self._lanes, []
         ended = [lane.stop() for lane in lanes]
         for tier, done in zip(self._tiers, ended[1:], strict=True):
@@ -160,6 +184,11 @@ class TransferAgent:
             except Exception as problem:
                 log.warning("a KV tier did not close: %s", problem)
         self._tiers = []
+
+    def _need_ledger(self) -> RowLedger:
+        if self._ledger is None:
+            raise RuntimeError("a transfer was planned before KV memory was allocated")
+        return self._ledger
 
     def _need_host(self) -> HostRegion:
         if self._host is None:

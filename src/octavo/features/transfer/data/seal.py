@@ -8,9 +8,11 @@ Before the chunk stands a header (`HEADER`: magic, format version, length of the
 everything that KV depends on besides tokens, and the key (TIR-30).
 """
 
+import hashlib
+import json
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 MAGIC: Final = b"OctavoKV"
@@ -21,11 +23,12 @@ HEADER: Final = struct.Struct("<8sIQI")
 class Seal:
     """Owns: nothing that changes."""
 
-    def __init__(self, fingerprint: str, lengths: Sequence[int]) -> None:
-        """`lengths`: bytes of a chunk by group."""
-        self.fingerprint = fingerprint
-        self._print = fingerprint.encode()
+    def __init__(self, identity: Mapping[str, str], lengths: Sequence[int]) -> None:
+        """`identity`: all that KV depends on besides tokens, by name. `lengths`: bytes of a chunk by group."""
         self._lengths = tuple(lengths)
+        self.identity = {**identity, "chunk bytes": ", ".join(map(str, lengths))}
+        self.fingerprint = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+        self._print = self.fingerprint.encode()
 
     @property
     def space(self) -> str:

@@ -1,0 +1,133 @@
+"""Another engine's host memory as a tier: read over TCP, never written (TIR-32).
+
+Promises: a peer that is gone, slow, frozen or of another model makes misses, each call within `TIMEOUT_S` a message, and
+is then left alone for a while; why it was refused is said once.
+Does not know: what a chunk holds, or how the peer keeps it (see `peer_server`).
+"""
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from octavo.features.transfer.address import TierAddress, parse_listen
+from octavo.features.transfer.data.api import Bytes
+from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.wire import (
+    MOST_KEYS,
+    VERSION,
+    Chunks,
+    Fetch,
+    Find,
+    Found,
+    Hello,
+    Welcome,
+    WireError,
+    receive,
+    receive_into,
+    send,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+TIMEOUT_S: Final = 2.0
+REST_S: Final = 5.0
+
+
+class PeerTier:
+    """One other engine.
+
+    Owns: the connection, and until when the peer is left alone.
+    """
+
+    def __init__(self, host: str, port: int, seal: Seal, clock: Callable[[], float] = time.monotonic) -> None:
+        self._address = (host, port)
+        self._seal = seal
+        self._clock = clock
+        self._connection: socket.socket | None = None
+        self._rests_until = -REST_S
+        self._said = ""
+
+    def find(self, keys: Sequence[bytes]) -> list[bool]:
+        def ask(connection: socket.socket) -> list[bool]:
+            good: list[bool] = []
+            for start in range(0, len(keys), MOST_KEYS):
+                part = tuple(keys[start : start + MOST_KEYS])
+                send(connection, Find(part))
+                answer = receive(connection, Found).good
+                if len(answer) != len(part):
+                    raise WireError("an answer has another length than its question")
+                good += answer
+            return good
+
+        return self._try(ask, [False] * len(keys))
+
+    def read(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
+        good = [False] * len(keys)
+
+        def fetch(connection: socket.socket) -> None:
+            for start in range(0, len(keys), MOST_KEYS):
+                part = tuple(keys[start : start + MOST_KEYS])
+                send(connection, Fetch(part))
+                sizes = receive(connection, Chunks).sizes
+                if len(sizes) != len(part):
+                    raise WireError("an answer has another length than its question")
+                for i, size in enumerate(sizes, start):
+                    if size:
+                        good[i] = self._take(connection, keys[i], size, rows[i])
+
+        self._try(fetch, None)
+        return good
+
+    def _take(self, connection: socket.socket, key: bytes, size: int, row: Bytes) -> bool:
+        head_bytes, length = self._seal.head_bytes(key), self._seal.length(key)
+        if size != head_bytes + length:
+            raise WireError(f"a chunk of {size} bytes cannot be one of ours")
+        head = bytearray(head_bytes)
+        receive_into(connection, memoryview(head))
+        body = row.data[:length]
+        receive_into(connection, body)
+        return self._seal.opens(key, bytes(head), body)
+
+    def write(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
+        return [False] * len(keys)
+
+    def _try(self, call: Callable[[socket.socket], T], otherwise: T) -> T:
+        if self._clock() < self._rests_until:
+            return otherwise
+        try:
+            return call(self._open())
+        except (OSError, ValueError) as error:
+            self._rests_until = self._clock() + REST_S
+            self._drop()
+            if str(error) != self._said:
+                self._said = str(error)
+                log.warning("peer %s:%d is left alone for %g s at a time: %s", *self._address, REST_S, error)
+            return otherwise
+
+    def _open(self) -> socket.socket:
+        if self._connection is None:
+            connection = socket.create_connection(self._address, timeout=TIMEOUT_S)
+            self._connection = connection
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            send(connection, Hello(version=VERSION, identity=self._seal.identity))
+            receive(connection, Welcome)
+            self._said = ""
+        return self._connection
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.close()
+
+    def close(self) -> None:
+        self._drop()
+
+
+def make(address: TierAddress, seal: Seal) -> PeerTier:
+    """The tier of a `peer://` address."""
+    return PeerTier(*parse_listen(address.place), seal)

@@ -1,0 +1,132 @@
+"""What two engines say to each other over a socket.
+
+Promises: a message is whole or the connection is over; nothing that comes makes this side take more memory than the
+other side may ask for; two engines that would misread each other's KV find out before the first byte of it, and which
+part of them differs.
+Does not know: who connects, rows, or keys' meaning.
+
+A message is a frame: 4 bytes of magic, its length (uint32, little endian), and msgpack of one of the types below, told
+apart by their tag. After `Chunks` come the chunks themselves, sealed (see `data.seal`), so many bytes each.
+
+    client: Hello   ->   server: Welcome, or Refused, and the connection is over
+    client: Find    ->   server: Found
+    client: Fetch   ->   server: Chunks, then their bytes
+"""
+
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+VERSION: Final = 1
+MAGIC: Final = b"OKV1"
+FRAME: Final = struct.Struct("<4sI")
+MOST_BYTES: Final = 16 << 20  # of a message
+MOST_KEYS: Final = 4096  # in one message
+
+
+class WireError(ConnectionError):
+    """The other side said something that makes no sense here, or nothing at all."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Any message."""
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """Who connects: the version of this protocol, and all that KV depends on besides tokens, by name."""
+
+    version: int
+    identity: dict[str, str]
+
+
+class Welcome(Message, frozen=True):
+    """The two understand each other."""
+
+
+class Refused(Message, frozen=True):
+    """They do not, or a request was wrong; the connection is over."""
+
+    reason: str
+
+
+class Find(Message, frozen=True):
+    """Which of these keys are there?"""
+
+    keys: tuple[bytes, ...]
+
+
+class Found(Message, frozen=True):
+    """An answer for each key."""
+
+    good: tuple[bool, ...]
+
+
+class Fetch(Message, frozen=True):
+    """Send these."""
+
+    keys: tuple[bytes, ...]
+
+
+class Chunks(Message, frozen=True):
+    """For each key, how many bytes of it follow; 0: it is not there."""
+
+    sizes: tuple[int, ...]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Hello | Welcome | Refused | Find | Found | Fetch | Chunks)
+M = TypeVar("M", bound=Message)
+
+
+def difference(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """What differs between two identities, in words; empty when nothing does."""
+    names = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
+    return "; ".join(
+        f"{name}: {theirs.get(name, 'not said')} there, {mine.get(name, 'not said')} here" for name in names
+    )
+
+
+def send(connection: socket.socket, message: Message, *bodies: memoryview) -> None:
+    """A message, and what follows it. Raises `OSError`."""
+    data = _ENCODER.encode(message)
+    connection.sendall(FRAME.pack(MAGIC, len(data)) + data)
+    for body in bodies:
+        connection.sendall(body)
+
+
+def receive(connection: socket.socket, kind: type[M]) -> M:
+    """The next message, which must be of this kind. Raises `WireError` (with a refusal's reason) or `OSError`."""
+    message = receive_any(connection)
+    if isinstance(message, Refused):
+        raise WireError(f"refused: {message.reason}")
+    if not isinstance(message, kind):
+        raise WireError(f"expected {kind.__name__}, got {type(message).__name__}")
+    return message
+
+
+def receive_any(connection: socket.socket) -> Message:
+    """The next message. Raises `WireError` or `OSError`."""
+    head = bytearray(FRAME.size)
+    receive_into(connection, memoryview(head))
+    magic, length = FRAME.unpack(head)
+    if magic != MAGIC or length > MOST_BYTES:
+        raise WireError("what came is no message of ours")
+    data = bytearray(length)
+    receive_into(connection, memoryview(data))
+    try:
+        message: Message = _DECODER.decode(data)
+    except msgspec.DecodeError as error:
+        raise WireError(f"what came is no message of ours: {error}") from None
+    return message
+
+
+def receive_into(connection: socket.socket, room: memoryview) -> None:
+    """Fill `room`. Raises `WireError` when the connection ends before that."""
+    while len(room):
+        count = connection.recv_into(room)
+        if not count:
+            raise WireError("the connection ended in the middle of a message")
+        room = room[count:]
