@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from octavo.scheduler.draft import StepDraft
     from octavo.scheduler.request import Request
 
+ASK_S: Final = 0.1  # after which a lookup is made again though no tier has answered
 POLL_S: Final = 0.002  # how often jobs are asked after while nothing runs
 NOTHING: Final = Absorbed()
 LEAST_TOKENS: Final = 64  # of prompts in a step that says how fast they are computed
@@ -41,6 +42,7 @@ class _Row:
 
     blocks: list[list[int]]
     offered: tuple[int, int, int] | None = None  # tokens found here, and units that `match` found beyond
+    asked: tuple[int, int, float] | None = None  # at which version of the tiers, how many tokens were here, and when
     loading: set[int] = field(default_factory=set)  # jobs
     good_units: int = 0  # of a load that is under way: leading units that are there
     ended: bool = False
@@ -95,6 +97,12 @@ class Offload:
     def match(self, req: "Request", local_tokens: int) -> "Match | Retry":
         row = self._rows[req.request_id]
         row.offered = None
+        now = self._clock()
+        if row.asked is not None:  # a long prompt has thousands of chunks, and this is asked in every step
+            version, tokens, when = row.asked
+            if version == self.stack.version and tokens == local_tokens and now - when < ASK_S:
+                return Retry()
+            row.asked = None
         first, last = local_tokens // self._unit, (req.num_tokens - 1) // self._unit
         hashes = req.block_hashes
         last = min(last, len(hashes) * self._hash_block_size // self._unit)
@@ -104,6 +112,7 @@ class Offload:
         chunks = len(keys) // (last - first)
         found = self.stack.lookup(req.request_id, keys, self._computing.seconds(self._unit) / chunks)
         if found.state in (Found.RETRY, Found.PENDING):
+            row.asked = (self.stack.version, local_tokens, now)
             return Retry()
         units = found.num_ready // chunks
         if not units:

@@ -125,6 +125,7 @@ class TierStack:
         self._waiting: dict[Key, set[str]] = {}  # requests that wait for a promotion
         self._jobs: dict[int, _Job] = {}
         self._next_job = 0
+        self.version = 0  # grows when a lookup may give another answer than before, but for patience
         self._host_hits = self._no_room = self._ignored_reports = 0
 
     # ---- requests -----------------------------------------------------------------------------
@@ -268,6 +269,7 @@ class TierStack:
 
     def end_store(self, request_id: str, chunk: Chunk, good: bool) -> None:
         """The copy is made, or failed. A good one goes to every tier, pinned until each has answered (TIR-12)."""
+        self.version += 1
         if good:
             self.primary.filled(chunk)
             if not chunk.detached:
@@ -325,6 +327,7 @@ class TierStack:
 
     def absorb(self, report: JobReport) -> None:
         """How a job ended. One that came before, or of a job that nobody gave out, is counted and ignored."""
+        self.version += 1
         job = self._jobs.pop(report.job, None)
         if job is None:
             self._ignored_reports += 1
@@ -393,6 +396,7 @@ class TierStack:
     def reset(self) -> bool:
         """Forget what the primary holds; rows in use become free when they no longer are. Tiers keep what they have:
         False when there are any, since a later request may find it (TIR-20)."""
+        self.version += 1
         for tier in self._tiers:
             tier.pressure.reset()
         self.primary.clear()
