@@ -152,7 +152,7 @@ def worker_config(
         sample_vocab_size=sample_vocab_size,
         logprobs_mode=config.model.logprobs_mode,
         kernels=config.device.kernels,
-        kv_tiers=config.cache.kv_tier or (("host",) if config.cache.kv_listen else ()),
+        kv_tiers=_tiers(config),
         kv_listen=config.cache.kv_listen,
     )
 
@@ -269,11 +269,16 @@ def _assemble(
     return EngineCore(scheduler, ResultApplier(scheduler), executor, depth=depth)
 
 
+def _tiers(config: EngineConfig) -> tuple[str, ...]:
+    """Addresses of tiers; an engine that others read from has a host tier at least."""
+    return config.cache.kv_tier or (("host",) if config.cache.kv_listen else ())
+
+
 def _transfer(
     config: EngineConfig, layout: KVLayout, hash_block: int, clock: Callable[[], float]
 ) -> tuple[ControlPart, ...]:
     """What moves KV beyond the device, where that was asked for."""
-    tiers = config.cache.kv_tier or (("host",) if config.cache.kv_listen else ())
+    tiers = _tiers(config)
     if not tiers:
         return ()
     if not config.cache.enable_prefix_caching:
@@ -322,7 +327,7 @@ def _report(
 
 
 def _tier_notes(config: EngineConfig, layout: KVLayout) -> tuple[str, ...]:
-    tiers = config.cache.kv_tier
+    tiers = _tiers(config)
     return load_target(TIER_NOTES)(tiers, layout) if tiers else ()
 
 

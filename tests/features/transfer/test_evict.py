@@ -107,3 +107,6 @@ def test_policies_go_by_name_or_import_path():
     assert isinstance(make_policy("octavo.features.transfer.control.evict:ARC", 3), ARC)
     with pytest.raises(ConfigError, match="'mru' is unknown; use 'lru', 'arc' or 'module:Class'"):
         make_policy("mru", 3)
+    for name in ("no.such.module:LRU", "octavo.features.transfer.control.evict:None_such"):
+        with pytest.raises(ConfigError, match=f"the eviction policy '{name}' cannot be imported: "):
+            make_policy(name, 3)

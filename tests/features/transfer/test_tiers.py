@@ -7,7 +7,8 @@ import pytest
 
 from octavo.features.transfer.control.evict import make_policy
 from octavo.features.transfer.control.primary import PrimaryTier
-from octavo.features.transfer.control.tiers import Found, Lookup, TierFacts, TierStack
+from octavo.features.transfer.control.tier_books import TierFacts
+from octavo.features.transfer.control.tiers import Found, Lookup, TierStack
 from octavo.features.transfer.plan import JobReport, TierJobKind
 
 FIND, READ, WRITE = TierJobKind.FIND, TierJobKind.READ, TierJobKind.WRITE

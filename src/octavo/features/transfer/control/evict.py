@@ -169,5 +169,8 @@ def make_policy(name: str, capacity: int) -> EvictionPolicy:
         return builtin[name](capacity)
     if ":" not in name:
         raise ConfigError(f"the eviction policy {name!r} is unknown; use 'lru', 'arc' or 'module:Class'")
-    policy: EvictionPolicy = load_target(name)(capacity)
+    try:
+        policy: EvictionPolicy = load_target(name)(capacity)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the eviction policy {name!r} cannot be imported: {error}") from None
     return policy

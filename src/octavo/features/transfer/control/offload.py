@@ -20,7 +20,8 @@ from octavo.features.transfer.address import num_rows, parse_tiers, row_bytes
 from octavo.features.transfer.control.evict import make_policy
 from octavo.features.transfer.control.primary import Chunk, PrimaryTier
 from octavo.features.transfer.control.speed import Speed
-from octavo.features.transfer.control.tiers import Found, TierFacts, TierStack
+from octavo.features.transfer.control.tier_books import TierFacts
+from octavo.features.transfer.control.tiers import Found, TierStack
 from octavo.features.transfer.plan import Copy, TransferPlan, TransferReport
 from octavo.kvcache.hashing import BlockHash, group_key
 from octavo.kvcache.policies import NULL_BLOCK

@@ -5,7 +5,8 @@ only when it is well below that; counters say what was left out.
 Does not know: keys, tiers or clocks.
 """
 
-SMOOTHING = 0.2  # weight of the newest measurement
+from octavo.features.transfer.control.speed import Average
+
 LEAST_BYTES = 1 << 20  # a smaller store counts as one of this size: it says more of calls than of bytes
 
 
@@ -23,7 +24,7 @@ class Pressure:
         self._low = high / 2 if low is None else low
         if not 0 < self._low <= self._high:
             raise ValueError(f"the low mark must be above 0 and not above the high one, got {self._low} and {high}")
-        self._average: float | None = None
+        self._average = Average()
         self._earned = 0.0
         self.thinned = False
         self.num_admitted = 0
@@ -32,24 +33,23 @@ class Pressure:
     @property
     def average(self) -> float:
         """Seconds a byte; 0 before anything was measured."""
-        return self._average or 0.0
+        return self._average.value or 0.0
 
     def measured(self, num_bytes: int, seconds: float) -> None:
         """A store of so many bytes took so long. A failed one counts as long as it took."""
         if num_bytes <= 0 or seconds < 0:
             return
-        value = seconds / max(num_bytes, LEAST_BYTES)
-        self._average = value if self._average is None else self._average + SMOOTHING * (value - self._average)
-        if self._average > self._high:
+        average = self._average.take(seconds / max(num_bytes, LEAST_BYTES))
+        if average > self._high:
             self.thinned = True
-        elif self._average < self._low:
+        elif average < self._low:
             self.thinned = False
             self._earned = 0.0
 
     def admits(self) -> bool:
         """May one more store go?"""
-        if self.thinned and self._average:
-            self._earned += min(1.0, self._high / self._average)
+        if self.thinned and self.average:
+            self._earned += min(1.0, self._high / self.average)
             if self._earned < 1.0:
                 self.num_dropped += 1
                 return False
@@ -59,6 +59,6 @@ class Pressure:
 
     def reset(self) -> None:
         """Forget what was measured; counters stay."""
-        self._average = None
+        self._average = Average()
         self._earned = 0.0
         self.thinned = False

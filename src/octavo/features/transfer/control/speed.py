@@ -7,6 +7,21 @@ Does not know: what is measured, or a clock.
 SMOOTHING = 0.2  # weight of the newest measurement
 
 
+class Average:
+    """An exponential average; its first value counts whole.
+
+    Owns: the value, None before there is one.
+    """
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def take(self, value: float) -> float:
+        """One more value; the average with it."""
+        self.value = value if self.value is None else self.value + SMOOTHING * (value - self.value)
+        return self.value
+
+
 class Speed:
     """Units a second.
 
@@ -16,20 +31,19 @@ class Speed:
     def __init__(self, least: float) -> None:
         """Measurements of fewer than `least` units are left out."""
         self._least = least
-        self._average = 0.0
+        self._average = Average()
 
     @property
     def per_s(self) -> float:
         """Units a second; 0 while nothing is known."""
-        return self._average
+        return self._average.value or 0.0
 
     def seen(self, units: float, seconds: float) -> None:
         """So many units took so long."""
         if units < self._least or seconds <= 0:
             return
-        value = units / seconds
-        self._average += (SMOOTHING if self._average else 1.0) * (value - self._average)
+        self._average.take(units / seconds)
 
     def seconds(self, units: float) -> float:
         """How long so many units will take; 0 while nothing is known."""
-        return units / self._average if self._average else 0.0
+        return units / self.per_s if self.per_s else 0.0

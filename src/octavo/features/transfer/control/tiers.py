@@ -14,13 +14,11 @@ from enum import Enum
 from typing import Final
 
 from octavo.features.transfer.control.evict import Key
-from octavo.features.transfer.control.pressure import Pressure
 from octavo.features.transfer.control.primary import Chunk, PrimaryTier
-from octavo.features.transfer.control.speed import Speed
+from octavo.features.transfer.control.tier_books import TierBooks, TierFacts
 from octavo.features.transfer.plan import JobReport, TierJob, TierJobKind
 
 HOST: Final = "host"
-LEAST_BYTES: Final = 1 << 16  # of a read that says how fast a tier is
 TRY_AGAIN: Final = 64  # every so many lookups a tier that is too slow is asked all the same: it may be faster by now
 
 
@@ -42,38 +40,6 @@ class Lookup:
 
     num_ready: int
     state: Found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierFacts:
-    """One secondary tier, as its manager sees it."""
-
-    name: str
-    medium: str = "file"
-    is_written: bool = True  # False: what is there is somebody else's
-    high_mark: float = 50e-9  # seconds a byte above which stores are thinned
-
-
-@dataclass(slots=True)
-class _Tier:
-    """Owns: what is to be asked of the tier at the end of the step, its pressure and its counters."""
-
-    facts: TierFacts
-    pressure: Pressure
-    reading: Speed = field(default_factory=lambda: Speed(LEAST_BYTES))  # bytes a second
-    asked: dict[Key, float] = field(default_factory=dict)  # since when; in flight or about to be
-    to_find: list[Key] = field(default_factory=list)
-    to_write: list[Chunk] = field(default_factory=list)
-    not_worth: int = 0
-    lookups: int = 0
-    hits: int = 0
-    failed_reads: int = 0
-    failed_writes: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    read_s: float = 0.0
-    write_s: float = 0.0
-    jobs: int = 0  # in flight
 
 
 @dataclass(slots=True)
@@ -116,7 +82,7 @@ class TierStack:
     ) -> None:
         """`chunk_bytes`: of the largest chunk; 0: what a chunk costs is not looked at."""
         self.primary = primary
-        self._tiers = [_Tier(facts, Pressure(facts.high_mark)) for facts in tiers]
+        self._tiers = [TierBooks(facts) for facts in tiers]
         self._clock = clock
         self._patience_s = patience_s
         self._chunk_bytes = chunk_bytes
@@ -203,7 +169,7 @@ class TierStack:
             return Found.RETRY
         return Found.MISS
 
-    def _too_slow(self, tier: _Tier, compute_s: float) -> bool:
+    def _too_slow(self, tier: TierBooks, compute_s: float) -> bool:
         return compute_s > 0 and tier.reading.seconds(self._chunk_bytes) > compute_s
 
     def _promote(self, request_id: str, key: Key, number: int, keys: Sequence[Key], now: float) -> Found:
@@ -342,7 +308,7 @@ class TierStack:
         else:
             self._written(job, tier, good, report)
 
-    def _found(self, job: _Job, tier: _Tier, good: Sequence[bool]) -> None:
+    def _found(self, job: _Job, tier: TierBooks, good: Sequence[bool]) -> None:
         for key, there in zip(job.keys, good, strict=True):
             tier.asked.pop(key, None)
             tier.hits += there
@@ -352,7 +318,7 @@ class TierStack:
                 else:
                     asker.absent.add((job.tier, key))
 
-    def _read(self, job: _Job, tier: _Tier, good: Sequence[bool], report: JobReport) -> None:
+    def _read(self, job: _Job, tier: TierBooks, good: Sequence[bool], report: JobReport) -> None:
         tier.bytes_read += report.num_bytes
         tier.read_s += report.seconds
         tier.reading.seen(report.num_bytes, report.seconds)
@@ -368,7 +334,7 @@ class TierStack:
                 asker.sources.pop(chunk.key, None)
                 asker.absent.add((job.tier, chunk.key))
 
-    def _written(self, job: _Job, tier: _Tier, good: Sequence[bool], report: JobReport) -> None:
+    def _written(self, job: _Job, tier: TierBooks, good: Sequence[bool], report: JobReport) -> None:
         tier.bytes_written += report.num_bytes
         tier.write_s += report.seconds
         tier.failed_writes += sum(not fine for fine in good)
@@ -417,20 +383,7 @@ class TierStack:
             "ignored_reports": self._ignored_reports,
         }
         for tier in self._tiers:
-            figures = {
-                "lookups": tier.lookups,
-                "hits": tier.hits,
-                "jobs": tier.jobs,
-                "failed_reads": tier.failed_reads,
-                "failed_writes": tier.failed_writes,
-                "dropped": tier.pressure.num_dropped,
-                "not_worth": tier.not_worth,
-                "bytes_read": tier.bytes_read,
-                "bytes_written": tier.bytes_written,
-                "read_s": tier.read_s,
-                "write_s": tier.write_s,
-            }
-            out.update({f"{tier.facts.name}.{figure}": value for figure, value in figures.items()})
+            out.update({f"{tier.facts.name}.{figure}": value for figure, value in tier.figures().items()})
         return out
 
     def check(self) -> None:

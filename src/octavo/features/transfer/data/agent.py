@@ -11,10 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from torch import Tensor
-
 from octavo.base.errors import ConfigError
-from octavo.base.step import NewRow, PlanPart, ResultPart, StepPlan
+from octavo.base.step import ResultPart, StepPlan
 from octavo.features.transfer.address import chunk_bytes, num_rows, parse_listen, parse_tiers, row_bytes
 from octavo.features.transfer.data.api import Tier
 from octavo.features.transfer.data.ledger import RowLedger
@@ -23,9 +21,9 @@ from octavo.features.transfer.data.regions import HostRegion, KVRegion
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.plan import Copy, JobReport, TierJob, TierJobKind, TransferPlan, TransferReport
 from octavo.plugins.registry import load_target
-from octavo.sampling.sampler import Mask
 from octavo.worker.batch import InputBatch
 from octavo.worker.memory import KVMemory
+from octavo.worker.seams import NullPart
 
 log = logging.getLogger(__name__)
 
@@ -67,14 +65,13 @@ class _Lane:
             job()
 
 
-class TransferAgent:
+class TransferAgent(NullPart):
     """A part of the worker.
 
     Owns: the host region, the tiers, the threads, and reports that wait for the next result.
     """
 
     name = "transfer"
-    watches_layers = False
 
     def __init__(self, tiers: tuple[str, ...], identity: Mapping[str, str], listen: str | None = None) -> None:
         """`identity`: all that KV depends on besides tokens, by name. `listen`: "host:port" for peers that read what
@@ -194,23 +191,3 @@ class TransferAgent:
         if self._host is None:
             raise RuntimeError("a transfer was planned before KV memory was allocated")
         return self._host
-
-    # ---- hooks without work here ----------------------------------------------------------------
-
-    def enter(self, row: NewRow) -> None:
-        return None
-
-    def leave(self, slot: int) -> None:
-        return None
-
-    def before_layer(self, layer: int) -> None:
-        return None
-
-    def after_layer(self, layer: int) -> None:
-        return None
-
-    def after_forward(self, batch: InputBatch, hidden: Tensor) -> None:
-        return None
-
-    def mask(self, plan: StepPlan, batch: InputBatch, late: Sequence[PlanPart]) -> Mask | None:
-        return None

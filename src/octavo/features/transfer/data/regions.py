@@ -47,7 +47,7 @@ class KVRegion:
 
 
 class HostRegion:
-    """The primary tier's rows: one shared mapping, so that other processes of the engine can reach it (TIR-1).
+    """The primary tier's rows, in one mapping. Workers in other processes will need it by a name (TIR-1).
 
     Memory is given by the system when a row is first written.
 
