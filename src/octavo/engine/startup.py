@@ -21,7 +21,7 @@ from octavo.executor.api import Executor, LoadReport, ProfileReport, WorkerConfi
 from octavo.kvcache.groups import blocks_needed, fit_report, hash_block_size, longest_context, plan_layout
 from octavo.kvcache.hashing import make_hasher
 from octavo.kvcache.manager import KVCacheManager
-from octavo.plugins.registry import Registry, load_target
+from octavo.plugins.registry import Registry, load_feature
 from octavo.scheduler.apply import ResultApplier
 from octavo.scheduler.limits import SchedulerLimits, builtin_constraints
 from octavo.scheduler.order import make_order
@@ -287,7 +287,7 @@ def _transfer(
         raise ConfigError(
             f"--prefix-hash {config.cache.prefix_hash} names blocks for one process only; tiers need sha256"
         )
-    make = load_target(TRANSFER)
+    make = load_feature(TRANSFER, "--kv-tier")
     return (make(tiers, layout, hash_block_size=hash_block, clock=clock),)
 
 
@@ -328,7 +328,7 @@ def _report(
 
 def _tier_notes(config: EngineConfig, layout: KVLayout) -> tuple[str, ...]:
     tiers = _tiers(config)
-    return load_target(TIER_NOTES)(tiers, layout) if tiers else ()
+    return load_feature(TIER_NOTES, "--kv-tier")(tiers, layout) if tiers else ()
 
 
 def _padding_note(layout: KVLayout) -> tuple[str, ...]:

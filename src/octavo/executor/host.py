@@ -26,7 +26,7 @@ from octavo.models.packed import PackedFolder, Writing
 from octavo.ops.kernels import Kernels
 from octavo.ops.kernels import choose as choose_kernels
 from octavo.platforms import api as platforms
-from octavo.plugins.registry import load_target
+from octavo.plugins.registry import load_feature
 from octavo.sampling.logprobs import LogprobsMode
 from octavo.worker.recorded import RecordedForward
 from octavo.worker.seams import DataPart, EagerForward, LateParts
@@ -50,7 +50,10 @@ def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "Host
     kernels = choose_kernels(config.kernels, facts.kind)
     forward = EagerForward() if kernels.make_tape is None else RecordedForward(kernels.make_tape)
     if config.kv_tiers:
-        parts = (*parts, load_target(TRANSFER)(config.kv_tiers, kv_identity(config, kernels), config.kv_listen))
+        parts = (
+            *parts,
+            load_feature(TRANSFER, "--kv-tier")(config.kv_tiers, kv_identity(config, kernels), config.kv_listen),
+        )
     return HostedWorker(
         config,
         facts,

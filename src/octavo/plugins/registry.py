@@ -253,6 +253,14 @@ def load_target(target: str) -> Any:
     return value
 
 
+def load_feature(target: str, option: str) -> Any:
+    """`load_target` for what an option asks for. Raises `ConfigError` where that part of the package is not there."""
+    try:
+        return load_target(target)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{option} needs a part of Octavo that is not installed: {error}") from None
+
+
 def _package(found: importlib.metadata.EntryPoint) -> str:
     return found.dist.name if found.dist is not None else "an installed package"
 
