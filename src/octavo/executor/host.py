@@ -49,11 +49,7 @@ def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "Host
     facts = probe(config.device, config.plugins)
     kernels = choose_kernels(config.kernels, facts.kind)
     forward = EagerForward() if kernels.make_tape is None else RecordedForward(kernels.make_tape)
-    if config.kv_tiers:
-        parts = (
-            *parts,
-            load_feature(TRANSFER, "--kv-tier")(config.kv_tiers, kv_identity(config, kernels), config.kv_listen),
-        )
+    parts = (*parts, *_transfer_parts(config, kernels))
     return HostedWorker(
         config,
         facts,
@@ -61,6 +57,15 @@ def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "Host
         seams=WorkerSeams(parts=parts, forward=forward),
         kernels=kernels,
     )
+
+
+def _transfer_parts(config: WorkerConfig, kernels: Kernels) -> tuple[DataPart, ...]:
+    """What moves KV beyond the device, where that was asked for."""
+    transfer = config.kv_transfer
+    if transfer is None:
+        return ()
+    parts: tuple[DataPart, ...] = load_feature(TRANSFER, transfer.option)(transfer, kv_identity(config, kernels))
+    return parts
 
 
 def kv_identity(config: WorkerConfig, kernels: Kernels) -> dict[str, str]:

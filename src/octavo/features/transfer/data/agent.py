@@ -11,19 +11,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from octavo.base.errors import ConfigError
 from octavo.base.step import ResultPart, StepPlan
+from octavo.executor.api import TransferConfig
 from octavo.features.transfer.address import chunk_bytes, num_rows, parse_listen, parse_tiers, row_bytes
+from octavo.features.transfer.connector import DataContext, data_parts
 from octavo.features.transfer.data.api import Tier
+from octavo.features.transfer.data.handover import HandoverAgent
 from octavo.features.transfer.data.ledger import RowLedger
-from octavo.features.transfer.data.peer_server import PeerServer
-from octavo.features.transfer.data.regions import HostRegion, KVRegion
+from octavo.features.transfer.data.peer_server import PeerDoor, RowGiver
+from octavo.features.transfer.data.regions import HostRegion, KVRegion, regions_of
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.plan import Copy, JobReport, TierJob, TierJobKind, TransferPlan, TransferReport
 from octavo.plugins.registry import load_target
 from octavo.worker.batch import InputBatch
 from octavo.worker.memory import KVMemory
-from octavo.worker.seams import NullPart
+from octavo.worker.seams import DataPart, NullPart
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +37,13 @@ TIERS = {
 CLOSE_S = 10.0  # how long a stop waits for what a tier is doing
 
 
-def make(tiers: tuple[str, ...], identity: Mapping[str, str], listen: str | None = None) -> "TransferAgent":
-    """The part for these addresses. Raises `ConfigError` for one that cannot be."""
-    return TransferAgent(tiers, identity, listen)
+def make(config: TransferConfig, identity: Mapping[str, str]) -> tuple[DataPart, ...]:
+    """The worker's halves of tiers, hand-over and connectors. Raises `ConfigError` for what cannot be."""
+    door = PeerDoor(None if config.listen is None else parse_listen(config.listen))
+    parts: list[DataPart] = [TransferAgent(config.tiers, identity, door)] if config.tiers else []
+    if config.role is not None:
+        parts.append(HandoverAgent(config.role, config.transport, identity, door))
+    return (*parts, *data_parts(config.connectors, DataContext(identity=identity)))
 
 
 class _Lane:
@@ -73,13 +79,12 @@ class TransferAgent(NullPart):
 
     name = "transfer"
 
-    def __init__(self, tiers: tuple[str, ...], identity: Mapping[str, str], listen: str | None = None) -> None:
-        """`identity`: all that KV depends on besides tokens, by name. `listen`: "host:port" for peers that read what
-        is here. Raises `ConfigError`."""
+    def __init__(self, tiers: tuple[str, ...], identity: Mapping[str, str], door: PeerDoor) -> None:
+        """`identity`: all that KV depends on besides tokens, by name. `door`: where peers come that read what is here.
+        Raises `ConfigError`."""
         self._host_address, *self._addresses = parse_tiers(tiers)
         self._identity = dict(identity)
-        self._listen = None if listen is None else parse_listen(listen)
-        self._server: PeerServer | None = None
+        self._door = door
         self._ledger: RowLedger | None = None
         self._done: queue.SimpleQueue[JobReport] = queue.SimpleQueue()
         self._lanes: list[_Lane] = []
@@ -89,15 +94,12 @@ class TransferAgent(NullPart):
 
     def bind(self, memory: KVMemory) -> None:
         layout = memory.layout
-        if memory.buffer.device.type != "cpu":
-            raise ConfigError("--kv-tier works on a CPU only for now; leave it out here")
-        self._regions = tuple(KVRegion(layout, group.index, memory.buffer) for group in layout.groups)
+        self._regions = regions_of(memory, "--kv-tier")
         self._host = HostRegion(num_rows(layout, self._host_address), row_bytes(layout))
         self._ledger = RowLedger(self._host)
         seal = Seal(self._identity, [chunk_bytes(layout, group.index) for group in layout.groups])
         self._tiers = [load_target(TIERS[a.kind])(a, seal) for a in self._addresses]
-        if self._listen is not None:
-            self._server = PeerServer(*self._listen, seal, self._ledger)
+        self._door.serve(RowGiver(self._ledger, seal), seal)
         self._lanes = [_Lane("octavo-kv-loads"), *(_Lane(f"octavo-kv-{a.kind}") for a in self._addresses)]
 
     # ---- steps --------------------------------------------------------------------------------
@@ -168,8 +170,7 @@ class TransferAgent(NullPart):
 
     def close(self) -> None:
         """Loads first, then every tier; one that hangs keeps its memory mapped (TIR-21)."""
-        if self._server is not None:
-            self._server.close()
+        self._door.close()
         lanes, self._lanes = self._lanes, []
         ended = [lane.stop() for lane in lanes]
         for tier, done in zip(self._tiers, ended[1:], strict=True):

@@ -10,8 +10,10 @@ import mmap
 import numpy as np
 from torch import Tensor
 
+from octavo.base.errors import ConfigError
 from octavo.base.kvspec import KVLayout
 from octavo.features.transfer.data.api import Bytes
+from octavo.worker.memory import KVMemory
 
 
 class KVRegion:
@@ -33,6 +35,17 @@ class KVRegion:
             else:
                 self._spans.append((place.offset, place.block_stride, page, at * page))
 
+    @property
+    def spans(self) -> tuple[tuple[int, int, int], ...]:
+        """What a block is made of, in order: address of block 0, stride from block to block, bytes."""
+        base = self._memory.ctypes.data
+        return tuple((base + offset, stride, size) for offset, stride, size, _ in self._spans)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Address and bytes of the memory that all blocks lie in."""
+        return self._memory.ctypes.data, self._memory.nbytes
+
     def read(self, block: int, row: Bytes) -> None:
         """Copy a block's bytes to the beginning of `row`."""
         for offset, stride, size, at in self._spans:
@@ -44,6 +57,13 @@ class KVRegion:
         for offset, stride, size, at in self._spans:
             start = offset + block * stride
             self._memory[start : start + size] = row[at : at + size]
+
+
+def regions_of(memory: KVMemory, option: str) -> tuple[KVRegion, ...]:
+    """One region for each group. Raises `ConfigError`, naming the option that needs them, on another device than a CPU."""
+    if memory.buffer.device.type != "cpu":
+        raise ConfigError(f"{option} works on a CPU only for now; leave it out here")
+    return tuple(KVRegion(memory.layout, group.index, memory.buffer) for group in memory.layout.groups)
 
 
 class HostRegion:
