@@ -75,12 +75,20 @@ def test_a_decode_side_that_was_frozen_is_refused_and_computes_again(want):
 
 
 def test_a_decode_side_with_a_long_queue_keeps_its_leases(want):
-    # One request runs at a time, and the first takes some seconds.
-    with pair(*LEASE, "--max-num-seqs", "1", model=checkpoints.tiny_llama(max_position_embeddings=8192)) as (
+    # One request runs at a time, and the first takes several leases.
+    with pair(
+        "--kv-lease-s",
+        "1",
+        "--max-num-seqs",
+        "1",
+        "--num-kv-blocks",
+        "600",
+        model=checkpoints.tiny_llama(max_position_embeddings=8192),
+    ) as (
         prefill,
         decode,
     ):
-        body = {"max_tokens": 2500, "ignore_eos": True}
+        body = {"max_tokens": 7000, "ignore_eos": True}
         with ThreadPoolExecutor(2) as pool:
             slow = pool.submit(decode.text, "a long story", **body)
             eventually(lambda: decode.metrics()["octavo_requests_running"] == 1)
@@ -89,6 +97,6 @@ def test_a_decode_side_with_a_long_queue_keeps_its_leases(want):
             got = answer.result(120)
             waited = time.monotonic() - began
             assert slow.result(120)
-        assert waited > 3.5, "the machine was too fast for this test: let it generate more"
+        assert waited > 1.5, "the machine was too fast for this test: let it generate more"
         assert figures(prefill)["leases_expired"] == 0 and figures(decode)["fetched"] == 1
         assert got["usage"]["prompt_tokens_details"]["cached_tokens_by_source"] == {"remote": 149}
