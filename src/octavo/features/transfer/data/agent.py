@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 TIERS = {
     "file": "octavo.features.transfer.data.tier_file:make",
     "redis": "octavo.features.transfer.data.tier_redis:make",
+    "s3": "octavo.features.transfer.data.tier_s3:make",
     "peer": "octavo.features.transfer.data.tier_peer:make",
 }
 CLOSE_S = 10.0  # how long a stop waits for what a tier is doing
