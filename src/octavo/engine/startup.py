@@ -31,6 +31,7 @@ from octavo.scheduler.seams import ControlPart
 Progress = Callable[[str], None]
 MIN_CONTEXT = 16  # tokens; a shorter context is an error of memory, not a setting
 TRANSFER = "octavo.features.transfer.control.offload:make"  # by name: the engine works without it
+TRANSFER_SPEEDS = "transfer.speeds"  # the call that its other half answers
 TIER_NOTES = "octavo.features.transfer.address:describe"
 
 
@@ -116,8 +117,9 @@ def build_core(
         with _timed(seconds, "warm up"):
             executor.warm_up()
         progress(f"KV cache: {size_text(layout.total_bytes)} reserved; warm-up {seconds['warm up']:.1f} s")
-        core = _assemble(resolved.config, layout, max_len, executor, parts, clock)
-        report = _report(resolved, facts, device, loaded, layout, max_len, seconds)
+        speeds = _speeds(resolved.config, executor, profile)
+        core = _assemble(resolved.config, layout, max_len, executor, parts, clock, speeds)
+        report = _report(resolved, facts, device, loaded, layout, max_len, seconds, speeds)
         return Started(core=core, report=report)
     except BaseException:
         executor.stop()
@@ -232,6 +234,7 @@ def _assemble(
     executor: Executor,
     parts: Sequence[ControlPart],
     clock: Callable[[], float],
+    speeds: Mapping[str, float],
 ) -> EngineCore:
     sched, batched = config.scheduler, _set(config.scheduler.max_num_batched_tokens)
     hasher = make_hasher(config.cache.prefix_hash)
@@ -245,7 +248,7 @@ def _assemble(
         max_batched_tokens=batched,
     )
     depth = 2 if sched.async_scheduling else 1
-    parts = (*parts, *_transfer(config, layout, hash_block, clock))
+    parts = (*parts, *_transfer(config, layout, hash_block, clock, speeds))
     limits = SchedulerLimits(
         max_num_seqs=_set(sched.max_num_seqs),
         max_num_active_seqs=_set(sched.max_num_active_seqs),
@@ -275,7 +278,7 @@ def _tiers(config: EngineConfig) -> tuple[str, ...]:
 
 
 def _transfer(
-    config: EngineConfig, layout: KVLayout, hash_block: int, clock: Callable[[], float]
+    config: EngineConfig, layout: KVLayout, hash_block: int, clock: Callable[[], float], speeds: Mapping[str, float]
 ) -> tuple[ControlPart, ...]:
     """What moves KV beyond the device, where that was asked for."""
     tiers = _tiers(config)
@@ -288,7 +291,14 @@ def _transfer(
             f"--prefix-hash {config.cache.prefix_hash} names blocks for one process only; tiers need sha256"
         )
     make = load_feature(TRANSFER, "--kv-tier")
-    return (make(tiers, layout, hash_block_size=hash_block, clock=clock),)
+    return (make(tiers, layout, hash_block_size=hash_block, clock=clock, speeds=speeds),)
+
+
+def _speeds(config: EngineConfig, executor: Executor, profile: ProfileReport) -> Mapping[str, float]:
+    """What says from the start whether loading pays (TIR-33); nothing where nothing is loaded."""
+    if not _tiers(config):
+        return {}
+    return {"prompt_tokens_per_s": profile.prompt_tokens_per_s, **executor.call(TRANSFER_SPEEDS)}
 
 
 def _report(
@@ -299,6 +309,7 @@ def _report(
     layout: KVLayout,
     max_len: int,
     seconds: Mapping[str, float],
+    speeds: Mapping[str, float],
 ) -> StartupReport:
     config = resolved.config
     batched = _set(config.scheduler.max_num_batched_tokens)
@@ -321,14 +332,14 @@ def _report(
         concurrency=fit.concurrency,
         depth=2 if config.scheduler.async_scheduling else 1,
         seconds=dict(seconds),
-        notes=(*loaded.notes, *_padding_note(layout), *_tier_notes(config, layout)),
+        notes=(*loaded.notes, *_padding_note(layout), *_tier_notes(config, layout, speeds)),
         decisions=tuple(decisions),
     )
 
 
-def _tier_notes(config: EngineConfig, layout: KVLayout) -> tuple[str, ...]:
+def _tier_notes(config: EngineConfig, layout: KVLayout, speeds: Mapping[str, float]) -> tuple[str, ...]:
     tiers = _tiers(config)
-    return load_feature(TIER_NOTES, "--kv-tier")(tiers, layout) if tiers else ()
+    return load_feature(TIER_NOTES, "--kv-tier")(tiers, layout, speeds) if tiers else ()
 
 
 def _padding_note(layout: KVLayout) -> tuple[str, ...]:

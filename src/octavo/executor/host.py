@@ -196,6 +196,7 @@ class HostedWorker:
             peak_activation_bytes=memory.peak_bytes,
             available_bytes=memory.available_bytes,
             seconds=self._clock() - began,
+            prompt_tokens_per_s=memory.tokens_per_s,
             notes=memory.notes,
         )
 

@@ -6,6 +6,7 @@ addresses and count rows with this module, and so agree.
 Does not know: what a tier does.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -135,9 +136,10 @@ def num_rows(layout: KVLayout, host: TierAddress) -> int:
     return rows
 
 
-def describe(texts: tuple[str, ...], layout: KVLayout) -> tuple[str, ...]:
-    """What each tier holds, for people: one line a tier."""
-    unit, per_token = row_bytes(layout), layout.block_bytes / min(g.spec.block_size for g in layout.groups)
+def describe(texts: tuple[str, ...], layout: KVLayout, speeds: Mapping[str, float]) -> tuple[str, ...]:
+    """What each tier holds, for people: one line a tier; and what a hit is worth, where that was measured."""
+    size = min(g.spec.block_size for g in layout.groups)
+    unit, per_token = row_bytes(layout), layout.block_bytes / size
     lines = []
     for tier in parse_tiers(texts):
         if tier.size is None:
@@ -145,7 +147,23 @@ def describe(texts: tuple[str, ...], layout: KVLayout) -> tuple[str, ...]:
             continue
         tokens = int(tier.size // unit * unit / per_token)
         lines.append(f"KV tier {tier.name}: {_size(tier.size)}, about {tokens:,} tokens")
+    computing, loading = speeds.get("prompt_tokens_per_s", 0.0), speeds.get("load_bytes_per_s", 0.0)
+    if computing and loading:
+        lines.append(
+            f"KV tiers: a block of {size} tokens is computed in about {_time(size / computing)} and copied from the host "
+            f"in {_time(layout.block_bytes / loading)}"
+        )
     return tuple(lines)
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds:.1f} s"
+        if seconds >= 1
+        else f"{seconds * 1e3:.2g} ms"
+        if seconds < 0.1
+        else f"{seconds * 1e3:.0f} ms"
+    )
 
 
 def _size(num_bytes: int) -> str:
