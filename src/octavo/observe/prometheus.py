@@ -139,11 +139,15 @@ class PrometheusText:
                     plain.add_metric((*self._labels, feature, figure), value)
                     continue
                 label, _, thing = rest.removesuffix("}").partition("=")
-                family = labelled.get((what, label))
-                if family is None:
-                    kind = CounterMetricFamily if what.endswith("_total") else GaugeMetricFamily
+                if (what, label) not in labelled:
                     text = f"A figure of the feature {feature}; see its guide"
-                    family = labelled[what, label] = kind(f"octavo_{what}", text, labels=(*_LABELS, label))
-                family.add_metric((*self._labels, thing), value)
+                    labelled[what, label] = _family(f"octavo_{what}", text, (*_LABELS, label))
+                labelled[what, label].add_metric((*self._labels, thing), value)
         yield plain
         yield from labelled.values()
+
+
+def _family(name: str, text: str, labels: tuple[str, ...]) -> CounterMetricFamily | GaugeMetricFamily:
+    if name.endswith("_total"):
+        return CounterMetricFamily(name, text, labels=labels)
+    return GaugeMetricFamily(name, text, labels=labels)
