@@ -84,7 +84,7 @@ class CacheConfig:
     kv_tier: tuple[str, ...] | None = option(
         None,
         "Where KV goes that is evicted from the cache, in order of lookup: host?size=8GiB, file:///folder?size=100GiB, "
-        "redis://host:port/0, peer://host:port. "
+        "redis://host:port/0, s3://bucket/prefix?endpoint=URL, peer://host:port. "
         "Memory of the host comes first, 1GiB of it when not given.",
         kind="list",
         several=True,
@@ -102,8 +102,8 @@ class CacheConfig:
     )
     kv_transport: str = option(
         "tcp",
-        "What carries a prompt's KV from producer to consumer, the same at both: tcp, file:///folder that both can write "
-        "to, or module:function of your own.",
+        "What carries a prompt's KV from producer to consumer, the same at both: tcp, nixl (octavo[nixl]), "
+        "file:///folder that both can write to, or module:function of your own.",
     )
     kv_connector: tuple[str, ...] | None = option(
         None,

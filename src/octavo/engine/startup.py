@@ -32,6 +32,7 @@ Progress = Callable[[str], None]
 MIN_CONTEXT = 16  # tokens; a shorter context is an error of memory, not a setting
 TRANSFER = "octavo.features.transfer.control.parts:make"  # by name: the engine works without it
 TRANSFER_NOTES = "octavo.features.transfer.control.parts:describe"
+TRANSFER_SPEEDS = "transfer.speeds"  # the call that its other half answers
 
 
 def executors() -> Registry[Callable[..., Executor]]:
@@ -116,8 +117,9 @@ def build_core(
         with _timed(seconds, "warm up"):
             executor.warm_up()
         progress(f"KV cache: {size_text(layout.total_bytes)} reserved; warm-up {seconds['warm up']:.1f} s")
-        core = _assemble(resolved.config, layout, max_len, executor, parts, clock)
-        report = _report(resolved, facts, device, loaded, layout, max_len, seconds)
+        speeds = _speeds(resolved.config, executor, profile)
+        core = _assemble(resolved.config, layout, max_len, executor, parts, clock, speeds)
+        report = _report(resolved, facts, device, loaded, layout, max_len, seconds, speeds)
         return Started(core=core, report=report)
     except BaseException:
         executor.stop()
@@ -245,6 +247,7 @@ def _assemble(
     executor: Executor,
     parts: Sequence[ControlPart],
     clock: Callable[[], float],
+    speeds: Mapping[str, float],
 ) -> EngineCore:
     sched, batched = config.scheduler, _set(config.scheduler.max_num_batched_tokens)
     hasher = make_hasher(config.cache.prefix_hash)
@@ -258,7 +261,7 @@ def _assemble(
         max_batched_tokens=batched,
     )
     depth = 2 if sched.async_scheduling else 1
-    parts = (*parts, *_transfer(config, layout, hash_block, kv, clock))
+    parts = (*parts, *_transfer(config, layout, hash_block, kv, clock, speeds))
     limits = SchedulerLimits(
         max_num_seqs=_set(sched.max_num_seqs),
         max_num_active_seqs=_set(sched.max_num_active_seqs),
@@ -283,7 +286,12 @@ def _assemble(
 
 
 def _transfer(
-    config: EngineConfig, layout: KVLayout, hash_block: int, kv: KVCacheManager, clock: Callable[[], float]
+    config: EngineConfig,
+    layout: KVLayout,
+    hash_block: int,
+    kv: KVCacheManager,
+    clock: Callable[[], float],
+    speeds: Mapping[str, float],
 ) -> tuple[ControlPart, ...]:
     """What moves KV beyond the device, where that was asked for."""
     option = config.cache.transfer_option
@@ -291,9 +299,16 @@ def _transfer(
         return ()
     make = load_feature(TRANSFER, option)
     parts: tuple[ControlPart, ...] = make(
-        config.cache, layout, hash_block_size=hash_block, blocks_of=kv.blocks, clock=clock
+        config.cache, layout, hash_block_size=hash_block, blocks_of=kv.blocks, clock=clock, speeds=speeds
     )
     return parts
+
+
+def _speeds(config: EngineConfig, executor: Executor, profile: ProfileReport) -> Mapping[str, float]:
+    """What says from the start whether loading pays (TIR-33); nothing where nothing is loaded."""
+    if not config.cache.tiers:
+        return {}
+    return {"prompt_tokens_per_s": profile.prompt_tokens_per_s, **executor.call(TRANSFER_SPEEDS)}
 
 
 def _report(
@@ -304,6 +319,7 @@ def _report(
     layout: KVLayout,
     max_len: int,
     seconds: Mapping[str, float],
+    speeds: Mapping[str, float],
 ) -> StartupReport:
     config = resolved.config
     batched = _set(config.scheduler.max_num_batched_tokens)
@@ -326,16 +342,16 @@ def _report(
         concurrency=fit.concurrency,
         depth=2 if config.scheduler.async_scheduling else 1,
         seconds=dict(seconds),
-        notes=(*loaded.notes, *_padding_note(layout), *_transfer_notes(config, layout)),
+        notes=(*loaded.notes, *_padding_note(layout), *_transfer_notes(config, layout, speeds)),
         decisions=tuple(decisions),
     )
 
 
-def _transfer_notes(config: EngineConfig, layout: KVLayout) -> tuple[str, ...]:
+def _transfer_notes(config: EngineConfig, layout: KVLayout, speeds: Mapping[str, float]) -> tuple[str, ...]:
     option = config.cache.transfer_option
     if option is None:
         return ()
-    notes: tuple[str, ...] = load_feature(TRANSFER_NOTES, option)(config.cache, layout)
+    notes: tuple[str, ...] = load_feature(TRANSFER_NOTES, option)(config.cache, layout, speeds)
     return notes
 
 

@@ -74,6 +74,7 @@ class ProfileReport:
     peak_activation_bytes: int
     available_bytes: int  # that KV memory may take, weights and the peak already subtracted
     seconds: float
+    prompt_tokens_per_s: float = 0.0  # in a step of a few prompts; 0: not measured
     notes: tuple[str, ...] = ()  # what a person should know of how the model runs
 
 

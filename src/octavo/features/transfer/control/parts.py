@@ -4,7 +4,7 @@ Promises: what cannot be is said in one sentence that names the option.
 Does not know: the worker's halves (see `features.transfer.data.agent`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from octavo.base.errors import ConfigError
@@ -27,12 +27,13 @@ def make(
     hash_block_size: int,
     blocks_of: BlocksOf,
     clock: Callable[[], float],
+    speeds: Mapping[str, float],
 ) -> "tuple[ControlPart, ...]":
-    """The parts, each with a name of its own. Raises `ConfigError`."""
+    """The parts, each with a name of its own. `speeds`: what was measured at the start. Raises `ConfigError`."""
     parts: list[ControlPart] = []
     if cache.tiers:
         _check_tiers(cache)
-        parts.append(offload.make(cache.tiers, layout, hash_block_size=hash_block_size, clock=clock))
+        parts.append(offload.make(cache.tiers, layout, hash_block_size=hash_block_size, clock=clock, speeds=speeds))
     if cache.kv_role is not None:
         parts.append(disagg.make(cache.kv_role, cache, layout, blocks_of=blocks_of, clock=clock))
     context = ControlContext(layout=layout, hash_block_size=hash_block_size, blocks_of=blocks_of, clock=clock)
@@ -50,9 +51,9 @@ def _check_tiers(cache: CacheConfig) -> None:
         raise ConfigError(f"--prefix-hash {cache.prefix_hash} names blocks for one process only; tiers need sha256")
 
 
-def describe(cache: CacheConfig, layout: KVLayout) -> tuple[str, ...]:
+def describe(cache: CacheConfig, layout: KVLayout, speeds: Mapping[str, float]) -> tuple[str, ...]:
     """What was asked for, for people: a line for each."""
-    lines = address.describe(cache.tiers, layout) if cache.tiers else ()
+    lines = address.describe(cache.tiers, layout, speeds) if cache.tiers else ()
     if cache.kv_role is not None:
         reached = f", reached at {cache.kv_listen}" if cache.kv_listen and "://" not in cache.kv_transport else ""
         lines = (*lines, f"KV hand-over: {cache.kv_role} over {cache.kv_transport}{reached}")

@@ -10,6 +10,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from octavo.base.step import ResultPart, StepPlan
 from octavo.executor.api import TransferConfig
@@ -32,8 +35,11 @@ log = logging.getLogger(__name__)
 TIERS = {
     "file": "octavo.features.transfer.data.tier_file:make",
     "redis": "octavo.features.transfer.data.tier_redis:make",
+    "s3": "octavo.features.transfer.data.tier_s3:make",
     "peer": "octavo.features.transfer.data.tier_peer:make",
 }
+MEASURED_BYTES = 16 << 20  # copied each way, each round
+ROUNDS = 3  # of which the best counts: whatever else runs makes a copy slower, nothing makes it faster
 CLOSE_S = 10.0  # how long a stop waits for what a tier is doing
 
 
@@ -91,12 +97,21 @@ class TransferAgent(NullPart):
         self._tiers: list[Tier] = []
         self._regions: tuple[KVRegion, ...] = ()
         self._host: HostRegion | None = None
+        self._speeds: dict[str, float] = {}
+
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        """`speeds`: bytes a second between KV blocks and host memory. `place`: where other processes find the latter."""
+        return {
+            "speeds": lambda: dict(self._speeds),
+            "place": lambda: None if (place := self._need_host().place) is None else msgspec.to_builtins(place),
+        }
 
     def bind(self, memory: KVMemory) -> None:
         layout = memory.layout
         self._regions = regions_of(memory, "--kv-tier")
         self._host = HostRegion(num_rows(layout, self._host_address), row_bytes(layout))
         self._ledger = RowLedger(self._host)
+        self._speeds = _measure(self._regions[0], self._host, layout.num_blocks)
         seal = Seal(self._identity, [chunk_bytes(layout, group.index) for group in layout.groups])
         self._tiers = [load_target(TIERS[a.kind])(a, seal) for a in self._addresses]
         self._door.serve(RowGiver(self._ledger, seal), seal)
@@ -182,6 +197,8 @@ class TransferAgent(NullPart):
             except Exception as problem:
                 log.warning("a KV tier did not close: %s", problem)
         self._tiers = []
+        if self._host is not None:
+            self._host.close()
 
     def _need_ledger(self) -> RowLedger:
         if self._ledger is None:
@@ -192,3 +209,18 @@ class TransferAgent(NullPart):
         if self._host is None:
             raise RuntimeError("a transfer was planned before KV memory was allocated")
         return self._host
+
+
+def _measure(region: KVRegion, host: HostRegion, num_blocks: int) -> dict[str, float]:
+    """Bytes a second each way. Blocks keep what they held; no row holds anything yet."""
+    count = max(1, min(len(host), num_blocks - 1, MEASURED_BYTES // region.chunk_bytes))
+    first = min(1, num_blocks - 1)  # after the null block: those are used first, too
+    best: dict[str, float] = {}
+    for _ in range(ROUNDS):
+        for name, copy in (("store_bytes_per_s", region.read), ("load_bytes_per_s", region.write)):
+            began = time.perf_counter()
+            for row in range(count):
+                copy(first + row, host[row])
+            took = max(time.perf_counter() - began, 1e-9)
+            best[name] = max(best.get(name, 0.0), count * region.chunk_bytes / took)
+    return best
