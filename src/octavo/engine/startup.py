@@ -16,8 +16,9 @@ from octavo.config.facts import DeviceFacts, ModelFacts, read_model_facts
 from octavo.config.quantization import NONE, plan_quantization
 from octavo.config.resolve import Resolved, resolve
 from octavo.config.schema import EngineConfig
+from octavo.config.transfer import TransferConfig
 from octavo.engine.core import EngineCore
-from octavo.executor.api import Executor, LoadReport, ProfileReport, TransferConfig, WorkerConfig
+from octavo.executor.api import Executor, LoadReport, ProfileReport, WorkerConfig
 from octavo.kvcache.groups import blocks_needed, fit_report, hash_block_size, longest_context, plan_layout
 from octavo.kvcache.hashing import make_hasher
 from octavo.kvcache.manager import KVCacheManager

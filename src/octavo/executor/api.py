@@ -12,6 +12,7 @@ from octavo.base.kvspec import KVLayout, KVSpec
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.config.facts import DeviceFacts, ModelFacts
 from octavo.config.quantization import QuantPlan
+from octavo.config.transfer import TransferConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,22 +38,7 @@ class WorkerConfig:
     logprobs_mode: str = "raw_logprobs"  # one of `sampling.logprobs.LogprobsMode`
     kv_cache_dtype: str = "auto"  # the type that is computed in; or "bfloat16", "fp8", "int8"
     kernels: str = "auto"  # or "reference", or a level of the native core
-    kv_transfer: "TransferConfig | None" = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferConfig:
-    """Where KV goes beyond the device; what the values mean is the feature's matter.
-
-    `option` is the one that asked for it first, for messages.
-    """
-
-    option: str
-    tiers: tuple[str, ...] = ()  # addresses
-    listen: str | None = None  # host:port where other engines may read
-    role: str | None = None  # side of a hand-over
-    transport: str = "tcp"
-    connectors: tuple[str, ...] = ()  # module:Class of each
+    kv_transfer: TransferConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

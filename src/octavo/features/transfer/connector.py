@@ -8,15 +8,11 @@ Does not know: any connector.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import KVLayout
 from octavo.plugins.registry import load_target
-
-if TYPE_CHECKING:
-    from octavo.scheduler.seams import ControlPart
-    from octavo.worker.seams import DataPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +38,11 @@ class DataContext:
 class Connector(Protocol):
     """Makes two halves whose `name` is the same, and no other part's."""
 
-    def control_part(self, context: ControlContext) -> "ControlPart":
-        """For the scheduler: see `octavo.scheduler.seams`."""
+    def control_part(self, context: ControlContext) -> Any:
+        """For the scheduler: a `octavo.scheduler.seams.ControlPart`."""
 
-    def data_part(self, context: DataContext) -> "DataPart":
-        """For the worker: see `octavo.worker.seams`."""
+    def data_part(self, context: DataContext) -> Any:
+        """For the worker: a `octavo.worker.seams.DataPart`."""
 
 
 def load(paths: Sequence[str]) -> tuple[Connector, ...]:
@@ -65,13 +61,3 @@ def _load(path: str) -> Connector:
         if not callable(getattr(connector, half, None)):
             raise ConfigError(f"--kv-connector {path} has no {half}; see octavo.features.transfer.connector")
     return connector
-
-
-def control_parts(paths: Sequence[str], context: ControlContext) -> tuple["ControlPart", ...]:
-    """The scheduler's halves of these connectors."""
-    return tuple(connector.control_part(context) for connector in load(paths))
-
-
-def data_parts(paths: Sequence[str], context: DataContext) -> tuple["DataPart", ...]:
-    """The worker's halves of these connectors."""
-    return tuple(connector.data_part(context) for connector in load(paths))

@@ -11,7 +11,7 @@ from octavo.base.errors import ConfigError
 from octavo.base.kvspec import KVLayout
 from octavo.config.schema import CacheConfig
 from octavo.features.transfer import address
-from octavo.features.transfer.connector import ControlContext, control_parts
+from octavo.features.transfer.connector import ControlContext, load
 from octavo.features.transfer.control import disagg, offload
 from octavo.features.transfer.control.producer import BlocksOf
 from octavo.kvcache.hashing import make_hasher
@@ -37,7 +37,7 @@ def make(
     if cache.kv_role is not None:
         parts.append(disagg.make(cache.kv_role, cache, layout, blocks_of=blocks_of, clock=clock))
     context = ControlContext(layout=layout, hash_block_size=hash_block_size, blocks_of=blocks_of, clock=clock)
-    parts += control_parts(cache.kv_connector or (), context)
+    parts += [connector.control_part(context) for connector in load(cache.kv_connector or ())]
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
         raise ConfigError(f"--kv-connector: two connectors have one name, of {', '.join(sorted(names))}")

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from octavo.base.step import ResultPart, StepPlan
-from octavo.executor.api import TransferConfig
+from octavo.config.transfer import TransferConfig
 from octavo.features.transfer.address import chunk_bytes, num_rows, parse_listen, parse_tiers, row_bytes
-from octavo.features.transfer.connector import DataContext, data_parts
+from octavo.features.transfer.connector import DataContext, load
 from octavo.features.transfer.data.api import Tier
 from octavo.features.transfer.data.handover import HandoverAgent
 from octavo.features.transfer.data.ledger import RowLedger
@@ -49,7 +49,8 @@ def make(config: TransferConfig, identity: Mapping[str, str]) -> tuple[DataPart,
     parts: list[DataPart] = [TransferAgent(config.tiers, identity, door)] if config.tiers else []
     if config.role is not None:
         parts.append(HandoverAgent(config.role, config.transport, identity, door))
-    return (*parts, *data_parts(config.connectors, DataContext(identity=identity)))
+    context = DataContext(identity=identity)
+    return (*parts, *(connector.data_part(context) for connector in load(config.connectors)))
 
 
 class _Lane:
