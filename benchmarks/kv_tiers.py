@@ -130,7 +130,7 @@ def redis_tier() -> Iterator[str | None]:
 def s3_tier(address: str | None) -> Iterator[str | None]:
     if address is not None or importlib.util.find_spec("boto3") is None or importlib.util.find_spec("moto") is None:
         if address is None:
-            print("s3         left out: give --s3 s3://bucket/prefix?endpoint=URL, or install boto3 and moto[server]")
+            print("s3         left out: give --s3 s3://bucket/prefix?endpoint=URL, or install boto3, moto[s3], flask and flask-cors")
         yield address
         return
     import boto3  # noqa: PLC0415 - an extra

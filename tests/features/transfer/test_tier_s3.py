@@ -21,7 +21,8 @@ from octavo.features.transfer.data.seal import Seal
 from tests.features.transfer.test_offload import TURNS, run
 
 boto3 = pytest.importorskip("boto3", reason="the extra octavo[s3] is not installed")
-pytest.importorskip("moto", reason="moto[server] is not installed")
+pytest.importorskip("moto", reason="moto is not installed")
+pytest.importorskip("flask_cors", reason="moto's server needs flask and flask-cors")
 from octavo.features.transfer.data import tier_s3  # noqa: E402
 
 LENGTH = 40_000
