@@ -47,7 +47,8 @@ def open_agent(regions: Sequence[KVRegion]) -> Any:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         strict = nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
-        config = nixl.nixl_agent_config(backends=["UCX"], sync_mode=strict)
+        # Its own thread of progress spins, beside the engine's compute: progress is made here, while somebody reads.
+        config = nixl.nixl_agent_config(backends=["UCX"], enable_prog_thread=False, sync_mode=strict)
         agent = nixl.nixl_agent(uuid.uuid4().hex, config)
         extents = {region.extent for region in regions}
         agent.register_memory([(address, size, 0, "") for address, size in sorted(extents)], MEMORY)
@@ -59,7 +60,7 @@ def open_agent(regions: Sequence[KVRegion]) -> Any:
 class NixlGiver:
     """The producer's side of a connection, beside `LeaseGiver`, which answers the notices.
 
-    Owns: which connection reads which leases.
+    Owns: which connection reads which leases, and the thread that lets NIXL work while one does.
     """
 
     def __init__(self, guard: LeaseGuard, regions: Sequence[KVRegion], agent: Any) -> None:
@@ -69,6 +70,13 @@ class NixlGiver:
         self._agent = agent  # its memory stays registered as long as it lives
         self._lock = threading.Lock()
         self._reading: dict[tuple[socket.socket, str], contextlib.ExitStack] = {}
+        self._busy = threading.Event()
+        threading.Thread(target=self._progress, name="octavo-kv-nixl", daemon=True).start()
+
+    def _progress(self) -> None:
+        while self._busy.wait():
+            self._agent.get_new_notifs()
+            time.sleep(POLL_S)
 
     def answer(self, connection: socket.socket, message: Message) -> bool:
         if isinstance(message, Reach):
@@ -89,11 +97,14 @@ class NixlGiver:
             return
         with self._lock:
             self._reading[connection, lease] = stack
+            self._busy.set()
         send(connection, Reached(agent=self._metadata, spans=self._spans, blocks=blocks))
 
     def _release(self, reader: tuple[socket.socket, str]) -> bool:
         with self._lock:
             stack = self._reading.pop(reader, None)
+            if not self._reading:
+                self._busy.clear()
         if stack is None:
             return False
         stack.close()
