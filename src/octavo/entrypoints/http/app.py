@@ -28,6 +28,7 @@ from octavo.entrypoints.http.edge import Edge, Keyring
 from octavo.entrypoints.http.errors import HttpError, answer
 from octavo.entrypoints.http.fields import WARNING_HEADER
 from octavo.entrypoints.http.gate import Gate
+from octavo.entrypoints.http.kv_events import CacheEventRoute
 from octavo.entrypoints.http.logprobs import Bytes
 from octavo.entrypoints.http.render import RenderRoutes
 from octavo.entrypoints.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -102,6 +103,7 @@ def _add_routes(app: FastAPI, door: Door) -> None:
     post("/tokenize", render.tokenize, TokenizeRequest)
     post("/detokenize", render.detokenize, DetokenizeRequest)
     post("/reset_prefix_cache", admin.reset_prefix_cache)
+    get("/v1/kv/events", CacheEventRoute(door).events)
     get("/v1/models", admin.models)
     get("/v1/models/{model:path}", admin.model)
     get("/health", admin.health)
