@@ -64,6 +64,10 @@ class Figures:
         """All of it."""
         return generate_latest(self._registry)
 
+    def describe(self) -> list[Metric]:
+        """No metric is known before it is collected; keeps registration from collecting."""
+        return []
+
     def collect(self) -> Iterator[Metric]:
         """For `prometheus_client`."""
         requests = CounterMetricFamily("octavo_router_requests", "Requests by how they ended", labels=("outcome",))

@@ -5,7 +5,7 @@ come back with one good check; one that says it is stopping is passed over and n
 Does not know: how checks are made, or what a request is.
 
     UNKNOWN --good check--> UP --refused, or failed checks in a row--> DOWN --good check--> UP
-    UP --says that it drains, for some seconds--> DRAINING --time over--> UP
+    any --says that it drains, for some seconds--> DRAINING --time over--> UP
 """
 
 from collections.abc import Callable
@@ -64,7 +64,6 @@ class Health:
 
     def drains(self, for_s: float) -> None:
         """It takes no requests now, and says for how long."""
-        if self._state is State.UNKNOWN:  # it is there, after all
-            self._state = State.UP
+        self._state, self._failed = State.UP, 0  # it is there, after all
         self._drains_until_s = self._clock() + for_s
         self.why = "it takes no requests now"
