@@ -54,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/v1/models":
             self._whole(200, {"object": "list", "data": [{"id": "fake", "by": me.name}]})
         elif self.path == "/v1/kv/events" and me.notes is not None:
-            me.num_follows += 1
+            me.followed_with.append(self.headers.get("Authorization"))
             self._follow(me.notes)
         else:
             self._whole(404, {"error": {"message": "no such route", "type": "x", "param": None, "code": "not_found"}})
@@ -222,7 +222,7 @@ class FakeInstance:
         self.left = threading.Event()  # a client went away in the middle of an endless answer
         self.stopping = threading.Event()
         self.notes: queue.Queue[Note | None] | None = queue.Queue() if tells else None
-        self.num_follows = 0
+        self.followed_with: list[str | None] = []  # the keys of those who followed its events
         self._port = 0
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
@@ -273,7 +273,8 @@ class FakeInstance:
     def __exit__(self, *_: object) -> None:
         self.released.set()
         if self.notes is not None:
-            self.notes.put(None)
+            for _ in range(8):  # for everybody who may still follow
+                self.notes.put(None)
         self.stop()
 
 

@@ -98,14 +98,12 @@ def test_events_are_json_that_anybody_can_read() -> None:
 
 
 def test_silence_is_commented() -> None:
-    with toy_server(feed=CacheFeed(SCHEME), server=ServerConfig(stream_keep_alive_s=0.02)) as served:
-        with following(served) as reader:
-            reader.until("current")
-            for line in reader.lines:
-                if line.startswith(":"):
-                    break
-            change(served, stored=(HASHES[0],))
-            reader.until("stored")
+    often = ServerConfig(stream_keep_alive_s=0.02)
+    with toy_server(feed=CacheFeed(SCHEME), server=often) as served, following(served) as reader:
+        reader.until("current")
+        assert next(line for line in reader.lines if line).startswith(":")
+        change(served, stored=(HASHES[0],))
+        reader.until("stored")
 
 
 def test_the_keys_of_the_server_guard_it() -> None:
@@ -162,6 +160,7 @@ def test_the_stream_ends_with_admission_and_with_the_engine(end: str) -> None:
         reader.until("current")
         if end == "stop":
             served.app.state.gate.stop()
+            assert httpx.get(f"{served.url}/ready").status_code == 503  # wakes the loop, as a signal does
         else:
             served.engine.kill()
         assert [line for line in reader.lines if line.startswith("data")] == []
