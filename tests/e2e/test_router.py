@@ -116,11 +116,10 @@ def test_without_the_option_there_is_nothing_to_follow():
 
 @contextmanager
 def two_engines(**config):
-    with live(checkpoints.tiny_llama(), **SMALL) as a, live(checkpoints.tiny_llama(), **SMALL) as b:
-        with routed(plain=[a, b], **config) as router:
-            fleet = router.router.fleet.members
-            assert wait_until(lambda: all(m.tells for m in fleet), 10.0)
-            yield router, a, b
+    model = checkpoints.tiny_llama()
+    with live(model, **SMALL) as a, live(model, **SMALL) as b, routed(plain=[a, b], **config) as router:
+        assert wait_until(lambda: all(m.tells for m in router.router.fleet.members), 10.0)
+        yield router, a, b
 
 
 def known(router, server):

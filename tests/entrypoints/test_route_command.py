@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -9,10 +10,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 
+from octavo.config.args import Parser, options
+from octavo.config.schema import RouterConfig
+from octavo.entrypoints.commands.arguments import COMMANDS as ALL
+from octavo.entrypoints.commands.arguments import add_arguments
 from tests.support.fake_instance import FakeInstance
 from tests.support.routed import read_event, words
 
@@ -147,6 +153,23 @@ def test_without_its_package_the_command_names_the_extra():
     )
     code, said = failing("route", "--plain", "http://127.0.0.1:1", code=block)
     assert code == 1 and said == "octavo: octavo route needs the package httpx; install octavo[router]"
+
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "router.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^octavo ((?:route|serve) .*)$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_of_the_guide_is_understood(line):
+    name, *args = shlex.split(line)
+    parser = Parser(prog=f"octavo {name}")
+    add_arguments(parser, ALL[name])
+    parser.parse_args(args)
+
+
+def test_the_guide_has_every_option_of_the_router():
+    assert len(COMMANDS) == 4
+    assert [o.flag for o in options({"router": RouterConfig}).values() if f"`{o.flag}" not in PAGE] == []
 
 
 def test_options_come_from_the_environment_too():

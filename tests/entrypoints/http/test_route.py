@@ -431,6 +431,14 @@ def test_bodies_are_read_as_a_server_reads_them() -> None:
         assert told(a) == {"a": 0}
 
 
+def test_a_client_cannot_choose_what_servers_connect_to() -> None:
+    with fakes("a") as (a,), routed(plain=[a]) as router:
+        params = {"host": "10.0.0.1", "port": 1}
+        check_error(router.complete(prompt=LONG, kv_transfer_params=params), 400, param="kv_transfer_params")
+        assert told(a) == {"a": 0}
+        assert router.complete(prompt=LONG, kv_transfer_params=None).status_code == 200
+
+
 def test_models_are_those_of_a_server_behind_the_router() -> None:
     with fakes("a") as (a,), routed(plain=[a]) as router:
         answer = router.http.get("/v1/models")

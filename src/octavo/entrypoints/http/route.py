@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import octavo
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ClientError, ConfigError
 from octavo.config.schema import RouterConfig, ServerConfig
 from octavo.entrypoints.http.body import read_object_and_bytes
 from octavo.entrypoints.http.door import TRACE_HEADERS
@@ -34,7 +34,7 @@ from octavo.entrypoints.http.sse import EventStream, until_gone
 from octavo.entrypoints.http.unrouted import http_exception
 from octavo.entrypoints.http.wire import json_response
 from octavo.features.router.addresses import Address
-from octavo.features.router.bodies import Kind
+from octavo.features.router.bodies import PARAMS, Kind
 from octavo.features.router.figures import Figures
 from octavo.features.router.fleet import Fleet, Member
 from octavo.features.router.health import Health
@@ -136,6 +136,8 @@ class _Routes:
         streaming = False
         try:
             body, raw = await read_object_and_bytes(request, self._server.max_request_bytes)
+            if body.get(PARAMS):  # whoever may choose them chooses what our servers connect to
+                raise ClientError(f"{PARAMS} is between the router and its servers; leave it out", param=PARAMS)
             asked = Asked(kind=kind, body=body, raw=raw, headers=_passed_on(request))
             told = await until_gone(request.receive, ticket, self._relay.run(asked))
             if told.answer is not None:
