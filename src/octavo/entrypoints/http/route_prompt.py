@@ -7,7 +7,7 @@ Does not know: templates or tokenizers.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import httpx
 import msgspec
@@ -37,9 +37,10 @@ class Prompts:
         self._client = client
         self._fleet = fleet
 
-    async def of(self, kind: Kind, body: Body, raw: bytes, headers: Mapping[str, str], leg: Leg) -> Prompt:
-        """The prompt as caches name it; without tokens where they are not known, or would not matter for `leg`."""
-        if not self._fleet.informed(leg):
+    async def of(self, kind: Kind, body: Body, raw: bytes, headers: Mapping[str, str], legs: Sequence[Leg]) -> Prompt:
+        """The prompt as caches name it; without tokens where they are not known, or would matter for none of `legs`."""
+        leg = next((leg for leg in legs if self._fleet.informed(leg)), None)
+        if leg is None:
             return Prompt()
         given = only_prompt(body) if kind is Kind.COMPLETION else None
         ids = given if isinstance(given, list) else await self._rendered(kind, raw, headers, leg)

@@ -7,6 +7,7 @@ Does not know: how servers are chosen or reached.
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from octavo.entrypoints.http.route_upstream import Answer, Running, Unanswered, 
 from octavo.features.router.bodies import Body, Kind, decode_body, params_of, prefill_body, worth_handing_over
 from octavo.features.router.figures import Figures, Outcome
 from octavo.features.router.fleet import Fleet, Member
-from octavo.features.router.journey import Failure, Journey, Leg
+from octavo.features.router.journey import Failure, Journey, Leg, Pick
+from octavo.features.router.prompt import Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -118,30 +120,34 @@ class Relay:
     async def run(self, asked: Asked) -> Told:
         """Ask servers until one answers."""
         hand_over = self._fleet.hands_over and worth_handing_over(asked.body, asked.kind, self._min_prefill_tokens)
-        first = Leg.PREFILL if hand_over else Leg.WHOLE
-        prompt = await self._prompts.of(asked.kind, asked.body, asked.raw, asked.headers, first)
+        legs = (Leg.PREFILL, Leg.DECODE) if hand_over else (Leg.WHOLE,)
+        try:
+            prompt = await self._prompts.of(asked.kind, asked.body, asked.raw, asked.headers, legs)
+            journey = Journey(self._picker(prompt), hand_over=hand_over)
+            try:
+                return await self._travel(journey, asked)
+            finally:
+                if journey.fell_back_from is not None:
+                    self._figures.fallbacks[journey.fell_back_from] += 1
+        except asyncio.CancelledError:
+            self._figures.outcomes[Outcome.CLIENT_GONE] += 1
+            raise
 
+    def _picker(self, prompt: Prompt) -> Pick:
         def pick(leg: Leg, without: frozenset[str]) -> str | None:
             found = self._fleet.pick(leg, without, prompt)
             if found is None:
                 return None
-            self._figures.chose(leg, found[1])
-            return found[0].name
+            member, held_tokens = found
+            self._figures.chose(leg, held_tokens)
+            return member.name
 
-        journey = Journey(pick, hand_over=hand_over)
-        try:
-            return await self._travel(journey, asked)
-        except asyncio.CancelledError:
-            self._figures.outcomes[Outcome.CLIENT_GONE] += 1
-            raise
-        finally:
-            if journey.fell_back_from is not None:
-                self._figures.fallbacks[journey.fell_back_from] += 1
+        return pick
 
     async def _travel(self, journey: Journey, asked: Asked) -> Told:
         last: Unanswered | None = None
-        headers: dict[str, str] = {}
         failed: tuple[Leg, Failure] | None = None
+        prefilled_by = ""
         while (step := journey.next()) is not None:
             leg, member = step[0], self._fleet[step[1]]
             if failed is not None:
@@ -151,13 +157,16 @@ class Relay:
                 if leg is Leg.PREFILL:
                     got = await self._prefill(member, asked)
                     if got.status >= 400:
-                        return self._told(got, member, headers)
+                        return self._told(got, member)
                     journey.prefilled(params_of(_decoded(got.body)))
-                    if journey.params is not None:
-                        headers[PREFILL_HEADER] = member.name
+                    prefilled_by = member.name
                     continue
-                body = asked.raw if journey.params is None else encode(decode_body(asked.body, journey.params))
-                return self._told(await self._upstream.ask(member, asked.kind, body, asked.headers), member, headers)
+                if journey.params is None:
+                    return self._told(await self._upstream.ask(member, asked.kind, asked.raw, asked.headers), member)
+                body = _encoded(decode_body(asked.body, journey.params))
+                return self._told(
+                    await self._upstream.ask(member, asked.kind, body, asked.headers), member, prefilled_by
+                )
             except Unanswered as error:
                 last, failed = error, (leg, error.failure)
                 journey.failed(error.failure)
@@ -166,7 +175,7 @@ class Relay:
 
     async def _prefill(self, member: Member, asked: Asked) -> Answer:
         """Let a server compute the prompt: what it says, or what it has against the request."""
-        body = encode(prefill_body(asked.body, asked.kind))
+        body = _encoded(prefill_body(asked.body, asked.kind))
         got = await self._upstream.ask(member, asked.kind, body, asked.headers)
         if isinstance(got, Running):
             await got.close()
@@ -175,8 +184,10 @@ class Relay:
             raise Unanswered(Failure.STATUS, f"it answered {got.status}", got)
         return got
 
-    def _told(self, got: Answer | Running, member: Member, headers: dict[str, str]) -> Told:
-        shown = {**_relayed(got.headers), **headers, INSTANCE_HEADER: member.name}
+    def _told(self, got: Answer | Running, member: Member, prefilled_by: str = "") -> Told:
+        shown = {**_relayed(got.headers), INSTANCE_HEADER: member.name}
+        if prefilled_by:
+            shown[PREFILL_HEADER] = prefilled_by
         if isinstance(got, Running):
             return Told(got, shown, self._figures, Outcome.CLIENT_GONE)  # until it has come to its end
         return Told(got, shown, self._figures, Outcome.DONE if got.status < 400 else Outcome.REFUSED)
@@ -195,6 +206,11 @@ class Relay:
 
 def _relayed(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: headers[name] for name in RELAYED_HEADERS if name in headers}
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    """With Python's encoder, which takes whatever its decoder gave, long numbers too."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _decoded(body: bytes) -> Any:

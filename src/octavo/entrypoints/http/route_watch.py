@@ -15,6 +15,7 @@ import msgspec
 from octavo.config.schema import RouterConfig
 from octavo.entrypoints.http.route_upstream import DRAINING_S, Answer, draining_s
 from octavo.features.router.fleet import Fleet, Member
+from octavo.features.router.health import State
 from octavo.kvcache.published import Note, StartOver
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ class Watch:
         if await self._failed(member):
             member.give_up()
         if (now := member.health.state) is not before:
-            logger.warning("%s is %s%s", member.name, now, member.health.why and f": {member.health.why}")
+            level = logging.INFO if now is State.UP else logging.WARNING
+            logger.log(level, "%s is %s%s", member.name, now, member.health.why and f": {member.health.why}")
 
     async def _failed(self, member: Member) -> bool:
         """One check. True when the server is to be given up with it."""
