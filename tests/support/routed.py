@@ -40,11 +40,15 @@ class Routed:
 
     def figure(self, name: str, **labels: str) -> float:
         """One of the router's figures; 0 when it is not there."""
-        text = ",".join(f'{k}="{v}"' for k, v in labels.items())
+        text = ",".join(f'{k}="{v}"' for k, v in sorted(labels.items()))
         for line in self.http.get("/metrics").text.splitlines():
             if line.startswith(f"octavo_router_{name}" + (f"{{{text}}} " if text else " ")):
                 return float(line.rsplit(" ", 1)[1])
         return 0.0
+
+    def wait_figure(self, value: float, name: str, **labels: str) -> None:
+        """Until a figure has this value: some are counted when the client has its last byte already."""
+        assert wait_until(lambda: self.figure(name, **labels) == value), self.figure(name, **labels)
 
     def wait_state(self, instance: Any, state: str) -> None:
         """Until the router sees a server so."""

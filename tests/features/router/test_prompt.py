@@ -23,7 +23,7 @@ def engine_hashes(tokens, size, salt=None):
 
 def mirror(hashes, *, scheme=None, into=None):
     """A copy that has heard of these."""
-    copy = into or Mirror()
+    copy = Mirror() if into is None else into
     scheme = scheme or Scheme(hash="sha256", hash_block_size=16, block_size=16)
     for note in Narrator("e", scheme).opening(hashes):
         copy.follow(note)
@@ -91,6 +91,12 @@ def test_servers_are_asked_by_what_they_are_for_and_others_only_where_there_is_n
     servers["m0"].health.drains(9.0)
     assert pick(servers, Leg.PREFILL) is None
     assert pick(servers, without=frozenset({"m1"})) is None
+
+
+def test_turns_are_taken_for_each_purpose_by_itself():
+    servers = fleet({Role.PREFILL}, {Role.PREFILL}, {Role.DECODE}, {Role.DECODE})
+    seen = [pick(servers, leg)[0] for _ in range(2) for leg in (Leg.PREFILL, Leg.DECODE)]
+    assert seen == ["m0", "m2", "m1", "m3"]
 
 
 def test_nothing_needs_to_be_known_where_there_is_no_choice_or_nobody_tells():

@@ -4,6 +4,7 @@ Promises: only servers that may be given requests are chosen; for each purpose t
 Does not know: HTTP, sockets, or how anything about a server is learned.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from octavo.features.router.addresses import Address, Role
@@ -63,14 +64,14 @@ class Member:
 class Fleet:
     """All servers.
 
-    Owns: whose turn it is.
+    Owns: whose turn it is, for each purpose.
     """
 
     def __init__(self, members: Sequence[Member], *, load_weight: int) -> None:
         self.members = tuple(members)
         self._by_name = {member.name: member for member in self.members}
         self._load_weight = load_weight
-        self._turn = 0
+        self._turns: Counter[Leg] = Counter()  # one for both would alternate in step with the purposes
 
     def __getitem__(self, name: str) -> Member:
         return self._by_name[name]
@@ -92,10 +93,10 @@ class Fleet:
         """The server to ask, and how many tokens of the prompt its cache is known to hold."""
         members = self.usable(leg, without)
         candidates = [Candidate(prompt.held_by(m.mirror), m.in_flight) for m in members]
-        place = best(candidates, load_weight=self._load_weight, turn=self._turn)
+        place = best(candidates, load_weight=self._load_weight, turn=self._turns[leg])
         if place is None:
             return None
-        self._turn += 1
+        self._turns[leg] += 1
         return members[place], candidates[place].held_tokens
 
     def informed(self, leg: Leg) -> bool:
