@@ -276,8 +276,7 @@ class AsyncEngine:
 
     async def abort(self, request_id: str) -> None:
         """Stop a request from outside: its reader gets a last output with finish reason `abort`."""
-        prefix = request_id + "."
-        if ids := tuple(i for i in self._assembler.open_ids() if i == request_id or i.startswith(prefix)):
+        if ids := tuple(i for i in self._assembler.open_ids() if i == request_id or i.startswith(f"{request_id}.")):
             self._client.abort(ids)
 
     async def drain(self, timeout_s: float) -> bool:
