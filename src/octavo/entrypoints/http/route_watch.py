@@ -38,8 +38,8 @@ class Watch:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Check every server once, then keep on."""
-        await asyncio.gather(*(self._check(member) for member in self._fleet.members))
+        """Check every server once, which its owner tells, then keep on."""
+        await asyncio.gather(*(self._failed(member) for member in self._fleet.members))
         for member in self._fleet.members:
             self._tasks.append(asyncio.create_task(self._keep_checking(member)))
             self._tasks.append(asyncio.create_task(self._keep_following(member)))
