@@ -51,6 +51,22 @@ def test_values_are_those_of_the_book() -> None:
     assert {key: got[key] for key in want} == want
 
 
+def test_figures_of_several_things_have_a_metric_each_with_the_thing_as_a_label() -> None:
+    book = full_book()
+    names = ("host", 'file:///a b/{x}="1",y')
+    parts = {"transfer": {f"kv_tier_hits_total{{tier={n}}}": float(i) for i, n in enumerate(names)}}
+    parts["transfer"] |= {"kv_tier_jobs{tier=host}": 3.0, "plain": 5.0}
+    book.absorb(StatsSnapshot(seq=3, num_blocks_total=10, parts=parts))
+    text = PrometheusText(book, model='m"1')
+    got = samples(text)
+    assert got["octavo_kv_tier_hits_total", "tier=host"] == 0
+    assert got["octavo_kv_tier_hits_total", f"tier={names[1]}"] == 1
+    assert got["octavo_kv_tier_jobs", "tier=host"] == 3
+    assert got["octavo_feature_figure", "feature=transfer,figure=plain"] == 5
+    kinds = {f.name: f.type for f in text_string_to_metric_families(text.render().decode())}
+    assert kinds["octavo_kv_tier_hits"] == "counter" and kinds["octavo_kv_tier_jobs"] == "gauge"
+
+
 def test_gauges_go_to_zero_after_a_mass_abort_met_01() -> None:
     book = full_book()
     text = PrometheusText(book, model='m"1')

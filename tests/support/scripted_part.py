@@ -50,6 +50,9 @@ class ScriptedPart:
     def prepare(self, plan: StepPlan, batch: InputBatch) -> None:
         self._hear("prepare", plan.seq, batch.num_rows)
 
+    def calls(self) -> dict[str, Any]:
+        return {"heard": lambda: len(self.heard)}
+
     def before_layer(self, layer: int) -> None:
         self._hear("before_layer", layer)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.base.errors import EngineDead
+from octavo.base.errors import EngineDead, OctavoError
 from octavo.base.params import SamplingParams
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.forward.context import is_entered
@@ -63,6 +63,13 @@ def test_hooks_are_called_in_their_order_and_report_in_the_result() -> None:
     rig.worker.stop()
     rig.worker.stop()
     assert part.heard.count("close") == 1
+
+
+def test_parts_answer_calls_of_their_own() -> None:
+    rig = Rig(ScriptedPart())
+    assert rig.worker.call("scripted.heard", {}) == 1
+    with pytest.raises(OctavoError, match=r"no call 'x'; it has memory, ping, scripted\.heard"):
+        rig.worker.call("x", {})
 
 
 def test_warm_up_and_profile_do_not_reach_parts() -> None:

@@ -215,6 +215,8 @@ def _ranges(s: _State) -> list[Decision]:
         raise ConfigError(f"--kv-watermark must be at least 0 and below 1, got {sched.kv_watermark}.")
     if sched.max_waiting_requests < 1:
         raise ConfigError(f"--max-waiting-requests must be at least 1, got {sched.max_waiting_requests}.")
+    if s.config.cache.kv_lease_s <= 0:
+        raise ConfigError(f"--kv-lease-s must be above 0, got {s.config.cache.kv_lease_s:g}.")
     for name in ("priority_aging_s", "long_prefill_token_threshold"):
         if getattr(sched, name) < 0:
             raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(sched, name)}.")

@@ -16,6 +16,7 @@ from octavo.config.facts import DeviceFacts, ModelFacts, read_model_facts
 from octavo.config.quantization import NONE, plan_quantization
 from octavo.config.resolve import Resolved, resolve
 from octavo.config.schema import EngineConfig
+from octavo.config.transfer import TransferConfig
 from octavo.engine.core import EngineCore
 from octavo.executor.api import Executor, LoadReport, ProfileReport, WorkerConfig
 from octavo.kvcache.groups import blocks_needed, fit_report, hash_block_size, longest_context, plan_layout
@@ -30,8 +31,9 @@ from octavo.scheduler.seams import ControlPart
 
 Progress = Callable[[str], None]
 MIN_CONTEXT = 16  # tokens; a shorter context is an error of memory, not a setting
-TRANSFER = "octavo.features.transfer.control.offload:make"  # by name: the engine works without it
-TIER_NOTES = "octavo.features.transfer.address:describe"
+TRANSFER = "octavo.features.transfer.control.parts:make"  # by name: the engine works without it
+TRANSFER_NOTES = "octavo.features.transfer.control.parts:describe"
+TRANSFER_SPEEDS = "transfer.speeds"  # the call that its other half answers
 
 
 def executors() -> Registry[Callable[..., Executor]]:
@@ -118,8 +120,9 @@ def build_core(
         with _timed(seconds, "warm up"):
             executor.warm_up()
         progress(f"KV cache: {size_text(layout.total_bytes)} reserved; warm-up {seconds['warm up']:.1f} s")
-        core = _assemble(resolved.config, layout, max_len, executor, parts, clock)
-        report = _report(resolved, facts, device, loaded, layout, max_len, seconds)
+        speeds = _speeds(resolved.config, executor, profile)
+        core = _assemble(resolved.config, layout, max_len, executor, parts, clock, speeds)
+        report = _report(resolved, facts, device, loaded, layout, max_len, seconds, speeds)
         return Started(core=core, report=report)
     except BaseException:
         executor.stop()
@@ -154,8 +157,21 @@ def worker_config(
         sample_vocab_size=sample_vocab_size,
         logprobs_mode=config.model.logprobs_mode,
         kernels=config.device.kernels,
-        kv_tiers=_tiers(config),
-        kv_listen=config.cache.kv_listen,
+        kv_transfer=_worker_transfer(config),
+    )
+
+
+def _worker_transfer(config: EngineConfig) -> TransferConfig | None:
+    cache = config.cache
+    if cache.transfer_option is None:
+        return None
+    return TransferConfig(
+        option=cache.transfer_option,
+        tiers=cache.tiers,
+        listen=cache.kv_listen,
+        role=cache.kv_role,
+        transport=cache.kv_transport,
+        connectors=cache.kv_connector or (),
     )
 
 
@@ -234,6 +250,7 @@ def _assemble(
     executor: Executor,
     parts: Sequence[ControlPart],
     clock: Callable[[], float],
+    speeds: Mapping[str, float],
 ) -> EngineCore:
     sched, batched = config.scheduler, _set(config.scheduler.max_num_batched_tokens)
     hasher = make_hasher(config.cache.prefix_hash)
@@ -248,7 +265,7 @@ def _assemble(
         record_events=config.cache.kv_events,
     )
     depth = 2 if sched.async_scheduling else 1
-    parts = (*parts, *_transfer(config, layout, hash_block, clock))
+    parts = (*parts, *_transfer(config, layout, hash_block, kv, clock, speeds))
     limits = SchedulerLimits(
         max_num_seqs=_set(sched.max_num_seqs),
         max_num_active_seqs=_set(sched.max_num_active_seqs),
@@ -272,26 +289,30 @@ def _assemble(
     return EngineCore(scheduler, ResultApplier(scheduler), executor, depth=depth, take_events=kv.take_events)
 
 
-def _tiers(config: EngineConfig) -> tuple[str, ...]:
-    """Addresses of tiers; an engine that others read from has a host tier at least."""
-    return config.cache.kv_tier or (("host",) if config.cache.kv_listen else ())
-
-
 def _transfer(
-    config: EngineConfig, layout: KVLayout, hash_block: int, clock: Callable[[], float]
+    config: EngineConfig,
+    layout: KVLayout,
+    hash_block: int,
+    kv: KVCacheManager,
+    clock: Callable[[], float],
+    speeds: Mapping[str, float],
 ) -> tuple[ControlPart, ...]:
     """What moves KV beyond the device, where that was asked for."""
-    tiers = _tiers(config)
-    if not tiers:
+    option = config.cache.transfer_option
+    if option is None:
         return ()
-    if not config.cache.enable_prefix_caching:
-        raise ConfigError("--kv-tier keeps prefixes, and --no-enable-prefix-caching looks none up: drop one of the two")
-    if not make_hasher(config.cache.prefix_hash).shareable and len(tiers) > sum(t.startswith("host") for t in tiers):
-        raise ConfigError(
-            f"--prefix-hash {config.cache.prefix_hash} names blocks for one process only; tiers need sha256"
-        )
-    make = load_feature(TRANSFER, "--kv-tier")
-    return (make(tiers, layout, hash_block_size=hash_block, clock=clock),)
+    make = load_feature(TRANSFER, option)
+    parts: tuple[ControlPart, ...] = make(
+        config.cache, layout, hash_block_size=hash_block, blocks_of=kv.blocks, clock=clock, speeds=speeds
+    )
+    return parts
+
+
+def _speeds(config: EngineConfig, executor: Executor, profile: ProfileReport) -> Mapping[str, float]:
+    """What says from the start whether loading pays (TIR-33); nothing where nothing is loaded."""
+    if not config.cache.tiers:
+        return {}
+    return {"prompt_tokens_per_s": profile.prompt_tokens_per_s, **executor.call(TRANSFER_SPEEDS)}
 
 
 def _report(
@@ -302,6 +323,7 @@ def _report(
     layout: KVLayout,
     max_len: int,
     seconds: Mapping[str, float],
+    speeds: Mapping[str, float],
 ) -> StartupReport:
     config = resolved.config
     batched = _set(config.scheduler.max_num_batched_tokens)
@@ -324,16 +346,19 @@ def _report(
         concurrency=fit.concurrency,
         depth=2 if config.scheduler.async_scheduling else 1,
         seconds=dict(seconds),
-        notes=(*loaded.notes, *_padding_note(layout), *_tier_notes(config, layout)),
+        notes=(*loaded.notes, *_padding_note(layout), *_transfer_notes(config, layout, speeds)),
         decisions=tuple(decisions),
         hash_block_size=hash_block_size(layout),
         first_block_size=layout.groups[0].spec.block_size,
     )
 
 
-def _tier_notes(config: EngineConfig, layout: KVLayout) -> tuple[str, ...]:
-    tiers = _tiers(config)
-    return load_feature(TIER_NOTES, "--kv-tier")(tiers, layout) if tiers else ()
+def _transfer_notes(config: EngineConfig, layout: KVLayout, speeds: Mapping[str, float]) -> tuple[str, ...]:
+    option = config.cache.transfer_option
+    if option is None:
+        return ()
+    notes: tuple[str, ...] = load_feature(TRANSFER_NOTES, option)(config.cache, layout, speeds)
+    return notes
 
 
 def _padding_note(layout: KVLayout) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from octavo.base.kvspec import KVLayout, KVSpec
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.config.facts import DeviceFacts, ModelFacts
 from octavo.config.quantization import QuantPlan
+from octavo.config.transfer import TransferConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,7 @@ class WorkerConfig:
     logprobs_mode: str = "raw_logprobs"  # one of `sampling.logprobs.LogprobsMode`
     kv_cache_dtype: str = "auto"  # the type that is computed in; or "bfloat16", "fp8", "int8"
     kernels: str = "auto"  # or "reference", or a level of the native core
-    kv_tiers: tuple[str, ...] = ()  # addresses of where KV goes beyond the device
-    kv_listen: str | None = None  # host:port where other engines may read it
+    kv_transfer: TransferConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,7 @@ class ProfileReport:
     peak_activation_bytes: int
     available_bytes: int  # that KV memory may take, weights and the peak already subtracted
     seconds: float
+    prompt_tokens_per_s: float = 0.0  # in a step of a few prompts; 0: not measured
     notes: tuple[str, ...] = ()  # what a person should know of how the model runs
 
 

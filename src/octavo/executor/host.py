@@ -6,6 +6,7 @@ Does not know: threads or processes (see `uniproc`), or who plans.
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from octavo.base.step import StepPlan, StepResult
 from octavo.config.facts import DeviceFacts
 from octavo.executor.api import LoadReport, ProfileReport, WorkerConfig
 from octavo.models.build import BuildSettings
+from octavo.models.contents import contents
 from octavo.models.fingerprint import core_build
 from octavo.models.loader import WeightSource, build_meta, load_model
 from octavo.models.packed import PackedFolder, Writing
@@ -31,6 +33,8 @@ from octavo.sampling.logprobs import LogprobsMode
 from octavo.worker.recorded import RecordedForward
 from octavo.worker.seams import DataPart, EagerForward, LateParts
 from octavo.worker.worker import Worker, WorkerLimits, WorkerSeams
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
 ANY_KERNELS = Kernels()
@@ -49,11 +53,7 @@ def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "Host
     facts = probe(config.device, config.plugins)
     kernels = choose_kernels(config.kernels, facts.kind)
     forward = EagerForward() if kernels.make_tape is None else RecordedForward(kernels.make_tape)
-    if config.kv_tiers:
-        parts = (
-            *parts,
-            load_feature(TRANSFER, "--kv-tier")(config.kv_tiers, kv_identity(config, kernels), config.kv_listen),
-        )
+    parts = (*parts, *_transfer_parts(config, kernels))
     return HostedWorker(
         config,
         facts,
@@ -63,18 +63,21 @@ def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "Host
     )
 
 
-def kv_identity(config: WorkerConfig, kernels: Kernels) -> dict[str, str]:
-    """All that a token's KV depends on besides the tokens before it, by name: equal values, equal KV.
+def _transfer_parts(config: WorkerConfig, kernels: Kernels) -> tuple[DataPart, ...]:
+    """What moves KV beyond the device, where that was asked for."""
+    transfer = config.kv_transfer
+    if transfer is None:
+        return ()
+    parts: tuple[DataPart, ...] = load_feature(TRANSFER, transfer.option)(transfer, kv_identity(config, kernels))
+    return parts
 
-    Weights are known by the sizes and times of their files: a copy with other times has KV of its own.
-    """
-    source = Path(config.facts.source)
-    files = sorted(source.iterdir()) if source.is_dir() else [source]
-    weights = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files if f.is_file()]
+
+def kv_identity(config: WorkerConfig, kernels: Kernels) -> dict[str, str]:
+    """All that a token's KV depends on besides the tokens before it, by name: equal values, equal KV."""
     return {
         "version": __version__,
         "model": _digest(repr(replace(config.facts, source=""))),
-        "weights": _digest([config.load_format, config.seed if config.load_format == "dummy" else 0, weights]),
+        "weights": _weights(config),
         "dtype": config.dtype,
         "KV dtype": config.kv_cache_dtype,
         "block size": str(config.block_size),
@@ -82,6 +85,14 @@ def kv_identity(config: WorkerConfig, kernels: Kernels) -> dict[str, str]:
         "quantization": repr(config.quantization),
         "kernels": _digest([config.kernels, sorted(kernels.forced), core_build()]),
     }
+
+
+def _weights(config: WorkerConfig) -> str:
+    """By what is in their files: a copied checkpoint is the same one."""
+    if config.load_format == "dummy":
+        return _digest(["dummy", config.seed])
+    kept = None if config.weight_cache is None else Path(config.weight_cache)
+    return contents(Path(config.facts.source), kept=kept, num_threads=config.num_threads, say=log.info)[:16]
 
 
 def _digest(value: object) -> str:
@@ -190,6 +201,7 @@ class HostedWorker:
             peak_activation_bytes=memory.peak_bytes,
             available_bytes=memory.available_bytes,
             seconds=self._clock() - began,
+            prompt_tokens_per_s=memory.tokens_per_s,
             notes=memory.notes,
         )
 

@@ -28,7 +28,10 @@ Does not know: HTTP, or how a figure came about.
 | `octavo_request_output_tokens` | histogram | length of an answer |
 | `octavo_step_seconds` | histogram | one step of the engine |
 | `octavo_step_tokens` | histogram | tokens computed in one step |
-| `octavo_feature_figure{feature,figure}` | gauge | a feature's own figure (drafts, adapters, tiers, transfer) |
+| `octavo_feature_figure{feature,figure}` | gauge | a feature's own figure (drafts, adapters, transfer) |
+
+A feature whose figures are of several things names them "what{label=thing}": `octavo_` and what, with that label; a
+counter where what ends in `_total`. Its guide says what they mean.
 """
 
 from collections.abc import Iterator
@@ -68,7 +71,7 @@ class PrometheusText:
         yield from self._gauges()
         yield from self._counters()
         yield from self._histograms()
-        yield self._features()
+        yield from self._features()
 
     def _gauges(self) -> Iterator[Metric]:
         s = self._book.snapshot
@@ -124,11 +127,27 @@ class PrometheusText:
         family.add_metric(self._labels, buckets, histogram.sum)
         return family
 
-    def _features(self) -> Metric:
-        gauge = GaugeMetricFamily(
+    def _features(self) -> Iterator[Metric]:
+        plain = GaugeMetricFamily(
             "octavo_feature_figure", "A feature's own figure", labels=(*_LABELS, "feature", "figure")
         )
+        labelled: dict[tuple[str, str], CounterMetricFamily | GaugeMetricFamily] = {}
         for feature, figures in sorted(self._book.snapshot.parts.items()):
             for figure, value in sorted(figures.items()):
-                gauge.add_metric((*self._labels, feature, figure), value)
-        return gauge
+                what, brace, rest = figure.partition("{")
+                if not brace:
+                    plain.add_metric((*self._labels, feature, figure), value)
+                    continue
+                label, _, thing = rest.removesuffix("}").partition("=")
+                if (what, label) not in labelled:
+                    text = f"A figure of the feature {feature}; see its guide"
+                    labelled[what, label] = _family(f"octavo_{what}", text, (*_LABELS, label))
+                labelled[what, label].add_metric((*self._labels, thing), value)
+        yield plain
+        yield from labelled.values()
+
+
+def _family(name: str, text: str, labels: tuple[str, ...]) -> CounterMetricFamily | GaugeMetricFamily:
+    if name.endswith("_total"):
+        return CounterMetricFamily(name, text, labels=labels)
+    return GaugeMetricFamily(name, text, labels=labels)

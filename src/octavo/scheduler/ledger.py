@@ -200,6 +200,7 @@ class Ledger:
         del self.requests[req.request_id]
         self._leave_queues(req)
         req.move(RequestState.FINISHED)
+        req.finish_reason = reason
         req.valid_from = NEVER
         req.times.finished_s = self.clock()
         if req.slot is not None:

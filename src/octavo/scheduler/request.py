@@ -16,7 +16,7 @@ from typing import Any, Protocol, overload
 from octavo.base.errors import ContextLengthError
 from octavo.base.outputs import RequestTimes
 from octavo.base.requests import EngineRequest
-from octavo.base.types import RequestState, check_transition
+from octavo.base.types import FinishReason, RequestState, check_transition
 from octavo.kvcache.hashing import BlockHash, HashChain
 
 NEVER = 1 << 62  # a step number that does not come
@@ -100,6 +100,7 @@ class Request:
         "cached_by_source",
         "constraints",
         "decode_constraints",
+        "finish_reason",
         "holds_blocks",
         "key",
         "last_seq",
@@ -138,6 +139,7 @@ class Request:
         self.request_id = source.request_id
         self.sampling = sampling
         self.state = RequestState.NEW
+        self.finish_reason: FinishReason | None = None
         self.slot: int | None = None
         self.times = Timeline(source.arrival_s, now)
         # ---- tokens

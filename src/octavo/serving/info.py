@@ -30,3 +30,10 @@ class EngineInfo:
     engine_seed: int = 0
     usage: UsageContext = UsageContext.API_SERVER
     max_waiting_requests: int = 2048
+    kv_role: str | None = None
+    has_kv_tiers: bool = False
+
+    @property
+    def moves_kv(self) -> bool:
+        """Whether requests can say anything of where their KV comes from or goes."""
+        return self.kv_role is not None or self.has_kv_tiers

@@ -164,6 +164,8 @@ def _info(prepared: Prepared, report: StartupReport, usage: UsageContext) -> Eng
         engine_seed=config.model.seed,
         usage=usage,
         max_waiting_requests=config.scheduler.max_waiting_requests,
+        kv_role=config.cache.kv_role,
+        has_kv_tiers=bool(config.cache.tiers),
     )
 
 

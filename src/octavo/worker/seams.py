@@ -8,9 +8,9 @@ Order for a `DataPart`: `bind` once after the memory was allocated -> per step: 
 `report` -> `close` once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -69,6 +69,9 @@ class DataPart(Protocol):
     def report(self) -> ResultPart | None:
         """This part's share of the result."""
 
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        """Administrative calls that it answers between steps, by name."""
+
     def close(self) -> None:
         """The worker stops."""
 
@@ -108,6 +111,9 @@ class NullPart:
 
     def report(self) -> ResultPart | None:
         return None
+
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        return {}
 
     def close(self) -> None:
         return None

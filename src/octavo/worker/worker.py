@@ -5,6 +5,7 @@ method must be called on one and the same thread.
 Does not know: that thread, other devices, or who plans.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -75,6 +76,7 @@ class StepMemory:
 
     peak_bytes: int
     available_bytes: int
+    tokens_per_s: float = 0.0  # of prompts, in the step that was measured
     notes: tuple[str, ...] = ()  # what a person should know of how the model runs
 
 
@@ -139,7 +141,8 @@ class Worker:
         limits, facts, specs = self._limits, self._limits.facts, self._need_loaded().specs
         tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
         measured_tokens = min(tokens, PROFILE_TOKENS) if self._device.type == "cpu" else tokens
-        measured = self._measure(_split(measured_tokens, limits.max_model_len)) * tokens // measured_tokens
+        measured, seconds = self._measure(_split(measured_tokens, limits.max_model_len))
+        measured = measured * tokens // measured_tokens
         heads = facts.num_heads + 2 * facts.num_kv_heads
         width = 4 * facts.hidden_size + 3 * facts.intermediate_size + 2 * heads * facts.head_dim
         least = tokens * width * max((dtype_bytes(spec.dtype) for spec in specs), default=4)
@@ -148,7 +151,9 @@ class Worker:
         peak = max(measured, least, forward.held_bytes) + logits
         forward.forget()
         available = max(0, self._probe().memory_available_bytes - peak)
-        return StepMemory(peak_bytes=peak, available_bytes=available, notes=forward.notes)
+        return StepMemory(
+            peak_bytes=peak, available_bytes=available, tokens_per_s=measured_tokens / seconds, notes=forward.notes
+        )
 
     def allocate(self, layout: KVLayout) -> None:
         """Reserve KV memory and bind the layers to it."""
@@ -181,6 +186,8 @@ class Worker:
     def call(self, method: str, args: dict[str, Any]) -> Any:
         """An administrative call between steps. Raises `OctavoError` for an unknown one, naming those there are."""
         calls: dict[str, Callable[..., Any]] = {"ping": lambda: "pong", "memory": self._memory}
+        for part in self._seams.parts:
+            calls |= {f"{part.name}.{name}": answer for name, answer in part.calls().items()}
         if method not in calls:
             raise OctavoError(f"the worker has no call {method!r}; it has {', '.join(sorted(calls))}")
         return calls[method](**args)
@@ -248,8 +255,8 @@ class Worker:
             parts=seams.parts,
         )
 
-    def _measure(self, lengths: tuple[int, ...]) -> int:
-        """Bytes that one step of prompts of these lengths needs at its peak."""
+    def _measure(self, lengths: tuple[int, ...]) -> tuple[int, float]:
+        """Bytes that one step of prompts of these lengths needs at its peak, and how long it takes."""
         layout = scratch_layout(self._need_loaded().specs, lengths)
         runner = ModelRunner(self._compose(KVMemory(layout, self._device), self._bare))
         sampling = SamplingParams(top_p=0.9)
@@ -257,10 +264,16 @@ class Worker:
         runner.step(dummy.free_plan(layout, 1), NothingLate())
         plan = dummy.prompt_plan(layout, lengths, sampling)
 
-        def run() -> None:
-            runner.step(plan, NothingLate())
+        took = 0.0
 
-        return max(0, peak_bytes(run, self._device) - layout.total_bytes)
+        def run() -> None:
+            nonlocal took
+            began = time.perf_counter()
+            runner.step(plan, NothingLate())
+            took = time.perf_counter() - began
+
+        peak = peak_bytes(run, self._device)
+        return max(0, peak - layout.total_bytes), max(took, 1e-9)
 
 
 def _split(tokens: int, longest: int) -> tuple[int, ...]:

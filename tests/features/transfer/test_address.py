@@ -12,9 +12,16 @@ def test_the_host_comes_first_and_others_keep_their_order():
     tiers = parse_tiers(("file:///a?size=2GiB", "host?size=8GiB&policy=arc", "file:///b%20c"))
     assert [(t.kind, t.place, t.size, t.policy) for t in tiers] == [
         ("host", "", 8 << 30, "arc"),
-        ("file", "/a", 2 << 30, "lru"),
-        ("file", "/b c", None, "lru"),
+        ("file", "/a", 2 << 30, "chunk"),
+        ("file", "/b c", None, "chunk"),
     ]
+
+
+def test_a_bucket_has_a_place_an_endpoint_and_a_region():
+    one = parse_tiers(("s3://bucket/a/b?endpoint=http://127.0.0.1:9000&region=eu-west-1&policy=request",))[1]
+    assert (one.kind, one.place, one.name) == ("s3", "bucket/a/b", "s3://bucket/a/b")
+    assert (one.endpoint, one.region, one.policy) == ("http://127.0.0.1:9000", "eu-west-1", "request")
+    assert [t.policy for t in parse_tiers(("host", "file:///a", "s3://bucket"))] == ["lru", "chunk", "chunk"]
 
 
 def test_there_is_a_host_tier_also_when_none_is_given():
@@ -39,13 +46,20 @@ def test_what_each_tier_holds_is_said_at_the_start():
 @pytest.mark.parametrize(
     ("texts", "error"),
     [
-        (("tape:///x",), "--kv-tier tape:///x: there is no tier 'tape'; there are file, host, peer, redis"),
+        (("tape:///x",), "--kv-tier tape:///x: there is no tier 'tape'; there are file, host, peer, redis, s3"),
         (("host?sise=1GiB",), "host has no option 'sise'; it has policy, size"),
         (("host?size=big",), "host[?]size=big: size must be a size such as 2GiB"),
         (("host?size=0",), "the size must be above 0"),
         (("file://relative/path",), "give the folder as file:///absolute/path"),
         (("host", "host?size=2GiB"), "there is one host tier"),
         (("file:///a", "file:///a"), "a tier is given twice"),
+        (
+            ("file:///a?policy=all",),
+            "the policy is chunk, for what was newly computed, or request, for all of a request; got 'all'",
+        ),
+        (("peer://a:1?policy=request",), "peer has no option 'policy'; it has none"),
+        (("s3:///prefix",), "give the bucket as s3://bucket/prefix"),
+        (("s3://bucket?endpoint=here:9000",), "the endpoint is a URL such as http://10.0.0.2:9000, got 'here:9000'"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_address(texts, error):

@@ -57,7 +57,7 @@ def test_what_is_being_read_stays_until_the_reader_is_done(table, clock):
     table.grant("a")
     assert table.begin_read("a", "socket 1") and table.begin_read("a", "socket 2")
     clock.now += 2 * LEASE_S
-    assert table.expire() == () and table.num_fenced() == 1
+    assert table.expire() == () and len(table.fenced()) == 1
     assert not table.renew("a") and not table.begin_read("a", "socket 3")
     assert table.end_read("a", "socket 1") == ()
     assert table.end_read("a", "socket 2") == (Ended("a", LeaseEnd.EXPIRED),)

@@ -1,9 +1,23 @@
 """With tiers the text is the same, and less of it is computed (TIR-10 .. TIR-18, SCH-13)."""
 
+import queue
+import shutil
+import time
+from pathlib import Path
+
 import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError
+from octavo.base.outputs import EngineOutputs
+from octavo.base.requests import EngineRequest, TransferHint
+from octavo.base.types import FinishReason
+from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.engine.client import InprocClient
+from octavo.engine.startup import build_core
+from octavo.features.transfer.control import tiers as stack_of_tiers
+from octavo.features.transfer.control.offload import METRICS
+from octavo.features.transfer.data import agent
 from tests.support import checkpoints
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -21,12 +35,27 @@ def prompt(seed, length=200):
 TURNS = [prompt(1), prompt(2), prompt(3, 150), prompt(1), prompt(2), prompt(3, 150), prompt(1, 120)]
 
 
+def figures(parts):
+    """The figures of tiers as "<tier>.<figure>"."""
+    names = {f"kv_tier_{metric}": figure for figure, metric in METRICS.items()}
+    found = {}
+    for name, value in parts.get("transfer", {}).items():
+        what, _, tier = name.partition("{tier=")
+        found[f"{tier.removesuffix('}')}.{names[what]}" if tier else name] = value
+    return found
+
+
 def run(turns=TURNS, path=None, together=False, **options):
-    """Token ids of each turn, and of where its prefix came from."""
-    with LLM(model=str(path or checkpoints.tiny_llama()), **{**BASE, **options}) as llm:
-        batches = [turns] if together else [[turn] for turn in turns]
-        outs = [out for batch in batches for out in llm.generate(batch, GREEDY, use_tqdm=False)]
-        stats = llm.stats().parts.get("transfer", {})
+    """Token ids of each turn, and of where its prefix came from.
+
+    Models this small are often computed faster than a tier gives; here tiers are asked all the same.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stack_of_tiers, "TRY_AGAIN", 1)
+        with LLM(model=str(path or checkpoints.tiny_llama()), **{**BASE, **options}) as llm:
+            batches = [turns] if together else [[turn] for turn in turns]
+            outs = [out for batch in batches for out in llm.generate(batch, GREEDY, use_tqdm=False)]
+            stats = figures(llm.stats().parts)
     return [out.outputs[0].token_ids for out in outs], [out.cached_by_source or {} for out in outs], stats
 
 
@@ -116,3 +145,145 @@ def test_another_model_finds_nothing_of_ours(tmp_path):
 def test_what_cannot_be_is_said_at_the_start(options, error):
     with pytest.raises(ConfigError, match=error):
         LLM(model=str(checkpoints.tiny_llama()), **{**BASE, **options})
+
+
+def test_a_copied_model_finds_what_the_other_left(tmp_path):
+    tiers = ("host?size=4MiB", f"file://{tmp_path / 'kv'}")
+    model = checkpoints.tiny_llama()
+    copied = shutil.copytree(model, tmp_path / "copy", copy_function=shutil.copyfile)  # with times of its own
+    plain = run(TURNS[:1], path=model, kv_tier=tiers)[0]
+    texts, sources, _ = run(TURNS[:1], path=copied, kv_tier=tiers)
+    assert texts == plain and sources[0].get("file", 0) >= 128
+
+
+# ---- what a hit is worth ----------------------------------------------------------------------
+
+
+def test_the_start_says_what_a_hit_is_worth_and_the_first_lookup_knows_it(plain, monkeypatch):
+    with LLM(model=str(checkpoints.tiny_llama()), **BASE, kv_tier=("host?size=4MiB",)) as llm:
+        (note,) = [note for note in llm._front.report.notes if note.startswith("KV tiers: a block of 16 tokens")]
+    assert note.endswith("ms") and " and copied from the host in " in note
+    monkeypatch.setattr(agent, "_measure", lambda *_: {"load_bytes_per_s": 1.0, "store_bytes_per_s": 1.0})
+    texts, sources, stats = run(kv_tier=("host?size=4MiB",))
+    assert texts == plain and not any("host" in source for source in sources)
+    assert stats["host.not_worth"] >= 4 and stats["host.hits"] == 0 and stats["host.rows_used"] > 20
+
+
+# ---- what requests and tiers ask for ----------------------------------------------------------
+
+
+class Engine:
+    """A core whose requests are made by hand, one at a time."""
+
+    def __init__(self, *tiers, num_blocks=24):
+        config = EngineConfig(
+            model=ModelConfig(
+                model=str(checkpoints.tiny_llama()), dtype="float32", max_model_len=256, weight_cache="off"
+            ),
+            cache=CacheConfig(num_kv_blocks=num_blocks, block_size=16, kv_tier=tiers),
+            scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
+            device=DeviceConfig(num_threads=1),
+        )
+        self.client = InprocClient(build_core(config, lambda line: None).core)
+        self.inbox = queue.SimpleQueue()
+        self.count = 0
+
+    def __enter__(self):
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(stack_of_tiers, "TRY_AGAIN", 1)
+        self.client.start(self.inbox.put, self.inbox.put)
+        return self
+
+    def __exit__(self, *_):
+        self.client.close()
+        self.patch.undo()
+
+    def ask(self, turn, **hint):
+        """The last delta of a request."""
+        self.count += 1
+        request = EngineRequest(
+            request_id=f"r{self.count}",
+            prompt_token_ids=tuple(turn["prompt_token_ids"]),
+            sampling=SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True),
+            transfer=TransferHint(hint) if hint else None,
+        )
+        self.client.submit((request,))
+        while True:
+            outputs = self.inbox.get(timeout=60)
+            assert isinstance(outputs, EngineOutputs), outputs
+            for delta in outputs.deltas:
+                if delta.request_id == request.request_id and delta.finish is not None:
+                    return delta
+
+    def source(self, turn, **hint):
+        return {name: n for name, n in (self.ask(turn, **hint).cached_by_source or {}).items() if n}
+
+
+def files(folder):
+    return len(list(Path(folder).rglob("*.kv")))
+
+
+def test_a_request_is_asked_and_given_the_tiers_that_it_names_and_no_other(tmp_path):
+    with Engine("host?size=4MiB", f"file://{tmp_path}") as engine:
+        engine.ask(prompt(1), tiers=["host"])
+        engine.ask(prompt(2))
+    kept = files(tmp_path)
+    assert 12 <= kept <= 13  # of the second
+    with Engine("host?size=4MiB", f"file://{tmp_path}") as engine:
+        assert engine.source(prompt(2), tiers=[]) == {}
+        engine.ask(prompt(3), tiers=[])  # takes the blocks
+        assert engine.source(prompt(1), tiers=["file"]) == {}
+    with Engine("host?size=4MiB", f"file://{tmp_path}") as engine:
+        assert engine.source(prompt(2), tiers=["file"])["file"] >= 176
+        engine.ask(prompt(3), tiers=[])
+        engine.ask(prompt(4), tiers=[])
+        assert engine.source(prompt(2), tiers=[f"file://{tmp_path}"])["host"] >= 176  # host memory is always used
+
+
+@pytest.mark.parametrize(
+    ("hint", "error"),
+    [
+        ({"tiers": "file"}, "kv_transfer_params.tiers must be a list of tiers; there are host"),
+        ({"tiers": [1]}, "kv_transfer_params.tiers must be a list of tiers; there are host"),
+        ({"tiers": ["tape"]}, "kv_transfer_params.tiers: there is no tier 'tape' here; there are host"),
+        ({"tier_policy": "all"}, "kv_transfer_params.tier_policy must be chunk or request, got 'all'"),
+    ],
+)
+def test_a_wrong_wish_ends_the_request_with_a_sentence(hint, error):
+    with Engine("host?size=4MiB") as engine:
+        delta = engine.ask(prompt(1), **hint)
+        assert delta.finish is FinishReason.IGNORED and delta.error == error
+        assert engine.ask(prompt(1), other="parameters").finish is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("by", ["address", "request"])
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_a_tier_that_wants_all_of_a_request_gets_what_was_found_too(tmp_path, by, where):
+    """It was found on the device or in host memory, and the files of it are gone meanwhile (TIR-13)."""
+    hint = {"tier_policy": "request"} if by == "request" else {}
+    with Engine("host?size=4MiB", f"file://{tmp_path}{'?policy=request' if by == 'address' else ''}") as engine:
+        engine.ask(prompt(1))
+    assert files(tmp_path) >= 12
+    with Engine("host?size=4MiB", f"file://{tmp_path}{'?policy=request' if by == 'address' else ''}") as engine:
+        assert engine.source(prompt(1)).get("file", 0) >= 176
+        if where == "host":
+            engine.ask(prompt(2), tiers=[])
+            engine.ask(prompt(3), tiers=[])
+        for path in tmp_path.rglob("*.kv"):
+            path.unlink()
+        assert engine.source(prompt(1), **hint).get(where, 0) >= 176
+    assert files(tmp_path) >= 12
+
+
+def test_a_tier_is_given_only_what_was_computed_when_it_does_not_ask_for_more(tmp_path):
+    with Engine("host?size=4MiB", f"file://{tmp_path}") as engine:
+        engine.ask(prompt(1))
+        end = time.monotonic() + 20
+        while files(tmp_path) < 12:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        for _ in range(2):
+            for path in tmp_path.rglob("*.kv"):
+                path.unlink()
+            assert engine.source(prompt(1))["device"] >= 176
+    assert files(tmp_path) <= 1

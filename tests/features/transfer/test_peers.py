@@ -18,7 +18,7 @@ from octavo.features.transfer import wire
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.data import tier_peer
 from octavo.features.transfer.data.ledger import RowLedger
-from octavo.features.transfer.data.peer_server import PeerServer
+from octavo.features.transfer.data.peer_server import PeerServer, RowGiver
 from octavo.features.transfer.data.regions import HostRegion
 from octavo.features.transfer.data.seal import HEADER, Seal
 from tests.features.transfer.test_offload import BASE, GREEDY, TURNS, run
@@ -52,7 +52,8 @@ class Side:
     def __init__(self, rows=8, identity=IDENTITY, port=0):
         self.host = HostRegion(rows, LENGTH + 40)
         self.ledger = RowLedger(self.host)
-        self.server = PeerServer("127.0.0.1", port, Seal(identity, [LENGTH]), self.ledger)
+        seal = Seal(identity, [LENGTH])
+        self.server = PeerServer("127.0.0.1", port, seal, [RowGiver(self.ledger, seal)])
 
     def put(self, row, number):
         self.ledger.begin(row)

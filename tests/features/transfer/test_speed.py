@@ -17,6 +17,16 @@ def test_the_first_counts_whole_and_later_ones_a_share():
     assert speed.per_s == pytest.approx(2000, rel=0.01)
 
 
+def test_what_was_measured_before_counts_until_more_is_seen():
+    speed = Speed(least=10)
+    speed.begin(0.0)
+    assert speed.per_s == 0
+    speed.begin(500.0)
+    assert speed.seconds(1000) == 2
+    speed.seen(1000, 1.0)
+    assert speed.per_s == pytest.approx(600)
+
+
 def test_what_says_nothing_is_left_out():
     speed = Speed(least=10)
     speed.seen(9, 1.0)

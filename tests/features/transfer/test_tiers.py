@@ -17,11 +17,11 @@ FIND, READ, WRITE = TierJobKind.FIND, TierJobKind.READ, TierJobKind.WRITE
 class Rig:
     """A stack and a clock that is set by hand."""
 
-    def __init__(self, rows=8, tiers=("disk",), policy="lru", patience_s=2.0, chunk_bytes=0):
+    def __init__(self, rows=8, tiers=("disk",), policy="lru", patience_s=2.0, chunk_bytes=0, greedy=()):
         self.now = 0.0
         self.stack = TierStack(
             PrimaryTier(rows, make_policy(policy, rows)),
-            [TierFacts(name=name) for name in tiers],
+            [TierFacts(name=name, wants_all=name in greedy) for name in tiers],
             clock=lambda: self.now,
             patience_s=patience_s,
             chunk_bytes=chunk_bytes,
@@ -224,6 +224,41 @@ def test_a_tier_that_wants_all_of_a_request_gets_what_the_primary_had_and_what_w
     rig.answer(write, *jobs)
     assert not rig.stack.has_pending_work
     rig.stack.check()
+
+
+def test_one_tier_may_want_all_where_another_does_not():
+    rig = Rig(tiers=("disk", "far"), greedy=("far",))
+    rig.stack.open("a")
+    assert rig.stack.wants_all("a")
+    rig.store("a", keys("x"))
+    rig.answer(*rig.jobs(WRITE, WRITE))
+    (y,) = rig.stack.begin_store("a", keys("y"))
+    rig.stack.open("b")
+    assert rig.store("b", keys("xy")) == []
+    (write,) = rig.jobs(WRITE)
+    assert write.keys == keys("x") and write.tier == 1
+    rig.stack.end_store("a", y, True)
+    rig.stack.close("b")
+    jobs = rig.jobs(WRITE, WRITE)
+    assert [job.keys for job in jobs] == [keys("y"), keys("yy")]  # its own cascade, and the parked one's to one tier
+    rig.answer(write, *jobs)
+    assert not rig.stack.has_pending_work
+
+
+def test_tiers_that_a_request_does_not_name_are_not_given_its_chunks():
+    rig = Rig(tiers=("disk", "far"))
+    assert rig.stack.names == {"host", "file", "disk", "far"}
+    rig.stack.open("a", only=("far",))
+    rig.store("a", keys("x"))
+    (write,) = rig.jobs(WRITE)
+    assert write.tier == 1
+    rig.stack.open("b", only=())
+    rig.store("b", keys("y"))
+    rig.jobs()
+    rig.stack.open("c", wants_all=True, only=("disk",))
+    rig.store("c", keys("y"))
+    (late,) = rig.jobs(WRITE)
+    assert late.tier == 0 and late.keys == keys("y")
 
 
 def test_reports_that_come_twice_or_for_nobody_change_nothing():

@@ -22,6 +22,7 @@ from octavo.entrypoints.http.render import render_chat
 from octavo.entrypoints.http.sampling import chat_params
 from octavo.entrypoints.http.schemas import ChatRequest
 from octavo.entrypoints.http.sse import DONE, frame
+from octavo.entrypoints.http.transfer import transfer_offer
 from octavo.entrypoints.http.wire import (
     ChatChoice,
     ChatChunk,
@@ -105,6 +106,7 @@ class ChatReply:
             model=self._head.model,
             choices=[self._choice(each) for each in out.outputs],
             usage=self._usage.total(),
+            kv_transfer_params=transfer_offer(finals) or UNSET,
             prompt_token_ids=list(out.prompt_token_ids) if self._head.return_token_ids else UNSET,
             prompt_logprobs=prompt_scores(out.prompt_logprobs or []) if self._wants_scores else UNSET,
         )
@@ -171,6 +173,7 @@ class ChatReply:
             shown = self._usage.total() if self._head.continuous_usage and choices else usage
         ids: list[int] | UnsetType = UNSET
         scores: PromptScores | UnsetType = UNSET
+        ends = any(choice.finish_reason for choice in choices)
         if out is not None and self._wants_ids:
             ids, self._wants_ids = list(out.prompt_token_ids), False
         if out is not None and self._wants_scores and out.prompt_logprobs is not None:
@@ -181,6 +184,7 @@ class ChatReply:
             model=self._head.model,
             choices=choices,
             usage=shown,
+            kv_transfer_params=(transfer_offer((out,)) if out is not None and ends else None) or UNSET,
             prompt_token_ids=ids,
             prompt_logprobs=scores,
         )

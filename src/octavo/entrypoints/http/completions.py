@@ -6,6 +6,7 @@ Does not know: tokens or templates (`inputs.renderer` does).
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
@@ -22,6 +23,7 @@ from octavo.entrypoints.http.render import render_prompts
 from octavo.entrypoints.http.sampling import completion_params
 from octavo.entrypoints.http.schemas import CompletionRequest
 from octavo.entrypoints.http.sse import DONE, frame
+from octavo.entrypoints.http.transfer import transfer_offer
 from octavo.entrypoints.http.wire import Completion, CompletionChoice, CompletionLogprobs, PromptScores, Usage
 from octavo.inputs.tokenizer import Tokenizer
 from octavo.outputs.detokenizer import Detokenizer
@@ -128,7 +130,7 @@ class CompletionReply:
         for place, out in enumerate(finals):
             self._usage.note(place, out)
             choices += [self._whole_choice(place, out, each) for each in out.outputs]
-        return self._completion(choices, self._usage.total())
+        return self._completion(choices, self._usage.total(), transfer_offer(finals))
 
     def _whole_choice(self, place: int, out: RequestOutput, each: CompletionOutput) -> CompletionChoice:
         echo = self._echoes[place]
@@ -197,7 +199,8 @@ class CompletionReply:
         """All events of the stream."""
         async for place, out in outputs:
             self._usage.note(place, out)
-            if data := b"".join(frame(self._chunk(choice)) for choice in self._news(place, out)):
+            offer = transfer_offer((out,))
+            if data := b"".join(frame(self._chunk(choice, offer)) for choice in self._news(place, out)):
                 yield data
         if self._head.include_usage:
             yield frame(self._completion([], self._usage.total()))
@@ -222,13 +225,20 @@ class CompletionReply:
         told = each.text or each.finished or (each.logprobs and self._num_top is not None)
         return bool(told or (self._head.return_token_ids and each.token_ids))
 
-    def _chunk(self, choice: CompletionChoice) -> Completion:
+    def _chunk(self, choice: CompletionChoice, offer: dict[str, Any] | None) -> Completion:
         shown: Usage | UnsetType | None = UNSET
         if self._head.include_usage:
             shown = self._usage.total() if self._head.continuous_usage else None
-        return self._completion([choice], shown)
+        return self._completion([choice], shown, offer if choice.finish_reason else None)
 
-    def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
+    def _completion(
+        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None, offer: dict[str, Any] | None = None
+    ) -> Completion:
         return Completion(
-            id=self._head.id, created=self._head.created, model=self._head.model, choices=choices, usage=usage
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=choices,
+            usage=usage,
+            kv_transfer_params=offer or UNSET,
         )

@@ -23,9 +23,11 @@ from octavo.entrypoints.http.errors import ServerStopping
 from octavo.entrypoints.http.sampling import asks_max_tokens, limit_names, renamed
 from octavo.entrypoints.http.schemas import GenerateRequest
 from octavo.entrypoints.http.sse import EventStream, until_gone
+from octavo.entrypoints.http.transfer import transfer_hint
 from octavo.entrypoints.http.wire import Usage, json_response, make_usage
 from octavo.inputs.renderer import EngineInput
 from octavo.serving.async_engine import AsyncEngine, Stream
+from octavo.serving.info import EngineInfo
 
 Indexed = tuple[int, RequestOutput]  # which prompt of the request, and what came for it
 
@@ -121,14 +123,16 @@ class Run:
     Owns: the streams, and the tasks that merge them when there are several.
     """
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, info: EngineInfo) -> None:
         self._engine = engine
+        self._info = info
         self._streams: list[Stream] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, jobs: Sequence[Job], req: GenerateRequest, request: Request, client_id: str) -> None:
         """Open one stream for each job; raises before anything is answered when one is refused."""
         traces = trace_headers(request)
+        transfer = transfer_hint(req, self._info, sum(job.params.n for job in jobs))
         for place, job in enumerate(jobs):
             try:
                 stream = await self._engine.open(
@@ -138,6 +142,7 @@ class Run:
                     priority=req.priority or 0,
                     cache_salt=req.cache_salt,
                     trace_headers=traces,
+                    transfer=transfer,
                 )
             except ClientError as error:
                 raise located(renamed(error, limit_names(req)), place, len(jobs)) from None
@@ -220,7 +225,7 @@ async def serve(
     """
     door.check_alive()
     ticket = door.gate.enter()
-    run = Run(door.front.engine)
+    run = Run(door.front.engine, door.front.info)
     client_id = door.client_id(request, req.request_id)
 
     async def begin() -> Reply:

@@ -60,6 +60,7 @@ class GenerateRequest(BaseModel):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     response_format: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = Field(None, description="Passed on by routers between engines that hand over prompts.")  # fmt: skip
 
     # Accepted because OpenAI's clients send them; they change nothing here.
     user: Any = None
@@ -150,7 +151,6 @@ NOT_SERVED: Final[dict[str, str]] = {
     "prompt_embeds": "a prompt of embeddings",
     "truncate_prompt_tokens": "cutting the prompt",
     "thinking_token_budget": "a thinking budget",
-    "kv_transfer_params": "KV transfer",
     "functions": "calling functions (deprecated by OpenAI)",
     "function_call": "calling functions (deprecated by OpenAI)",
     "audio": "audio output",

@@ -1,11 +1,12 @@
 """Tiers by address: `host?size=8GiB`, `file:///var/cache/octavo?size=100GiB`, `redis://host:6379/0`,
-`peer://host:7100`, in order of lookup.
+`s3://bucket/prefix?endpoint=URL`, `peer://host:7100`, in order of lookup.
 
 Promises: what is wrong with an address is said in one sentence that names it; both halves of the feature read
 addresses and count rows with this module, and so agree.
 Does not know: what a tier does.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -15,18 +16,30 @@ from octavo.config.args import parse_size
 
 HOST = "host"
 DEFAULT_HOST_BYTES = 1 << 30
-KNOWN_OPTIONS: dict[str, set[str]] = {"host": {"size", "policy"}, "file": {"size"}, "redis": set(), "peer": set()}
+KNOWN_OPTIONS: dict[str, set[str]] = {
+    "host": {"size", "policy"},
+    "file": {"size", "policy"},
+    "redis": {"policy"},
+    "s3": {"endpoint", "region", "policy"},
+    "peer": set(),
+}
+CHUNK, REQUEST = "chunk", "request"  # what a secondary tier is given: what was computed, or all of a request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierAddress:
-    """One tier. `place` is a path or a network address; `size` in bytes, None: no limit of ours."""
+    """One tier. `place` is a path or a network address; `size` in bytes, None: no limit of ours.
+
+    `policy` is the host tier's way to evict, and for others what they are given: "chunk" or "request".
+    """
 
     text: str
     kind: str
     place: str = ""
     size: int | None = None
     policy: str = "lru"
+    endpoint: str | None = None
+    region: str | None = None
 
     @property
     def name(self) -> str:
@@ -58,7 +71,8 @@ def parse_tier(text: str) -> TierAddress:
     options = dict(parse_qsl(url.query, keep_blank_values=True))
     if unknown := sorted(set(options) - KNOWN_OPTIONS[kind]):
         raise ConfigError(
-            f"--kv-tier {text}: {kind} has no option {unknown[0]!r}; it has {', '.join(sorted(KNOWN_OPTIONS[kind]))}"
+            f"--kv-tier {text}: {kind} has no option {unknown[0]!r}; "
+            f"it has {', '.join(sorted(KNOWN_OPTIONS[kind])) or 'none'}"
         )
     size = parse_size(options["size"], f"--kv-tier {text}: size") if "size" in options else None
     place = unquote(url.netloc + url.path) if kind != HOST else ""
@@ -66,13 +80,32 @@ def parse_tier(text: str) -> TierAddress:
         raise ConfigError(f"--kv-tier {text}: give the folder as file:///absolute/path")
     if kind == "redis" and not url.hostname:
         raise ConfigError(f"--kv-tier {text}: give the server as redis://host:port/0")
+    if kind == "s3" and not url.netloc:
+        raise ConfigError(f"--kv-tier {text}: give the bucket as s3://bucket/prefix")
+    endpoint = options.get("endpoint")
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"--kv-tier {text}: the endpoint is a URL such as http://10.0.0.2:9000, got {endpoint!r}")
     if kind == "peer":
         parse_listen(place, f"--kv-tier {text}")
     if kind == HOST and size is None:
         size = DEFAULT_HOST_BYTES
     if size is not None and size <= 0:
         raise ConfigError(f"--kv-tier {text}: the size must be above 0")
-    return TierAddress(text=text, kind=kind, place=place, size=size, policy=options.get("policy", "lru"))
+    policy = options.get("policy", "lru" if kind == HOST else CHUNK)
+    if kind != HOST and policy not in (CHUNK, REQUEST):
+        raise ConfigError(
+            f"--kv-tier {text}: the policy is {CHUNK}, for what was newly computed, or {REQUEST}, for all of a "
+            f"request; got {policy!r}"
+        )
+    return TierAddress(
+        text=text,
+        kind=kind,
+        place=place,
+        size=size,
+        policy=policy,
+        endpoint=endpoint,
+        region=options.get("region"),
+    )
 
 
 def parse_listen(text: str, name: str = "--kv-listen") -> tuple[str, int]:
@@ -103,9 +136,10 @@ def num_rows(layout: KVLayout, host: TierAddress) -> int:
     return rows
 
 
-def describe(texts: tuple[str, ...], layout: KVLayout) -> tuple[str, ...]:
-    """What each tier holds, for people: one line a tier."""
-    unit, per_token = row_bytes(layout), layout.block_bytes / min(g.spec.block_size for g in layout.groups)
+def describe(texts: tuple[str, ...], layout: KVLayout, speeds: Mapping[str, float]) -> tuple[str, ...]:
+    """What each tier holds, for people: one line a tier; and what a hit is worth, where that was measured."""
+    size = min(g.spec.block_size for g in layout.groups)
+    unit, per_token = row_bytes(layout), layout.block_bytes / size
     lines = []
     for tier in parse_tiers(texts):
         if tier.size is None:
@@ -113,7 +147,23 @@ def describe(texts: tuple[str, ...], layout: KVLayout) -> tuple[str, ...]:
             continue
         tokens = int(tier.size // unit * unit / per_token)
         lines.append(f"KV tier {tier.name}: {_size(tier.size)}, about {tokens:,} tokens")
+    computing, loading = speeds.get("prompt_tokens_per_s", 0.0), speeds.get("load_bytes_per_s", 0.0)
+    if computing and loading:
+        lines.append(
+            f"KV tiers: a block of {size} tokens is computed in about {_time(size / computing)} and copied from the host "
+            f"in {_time(layout.block_bytes / loading)}"
+        )
     return tuple(lines)
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds:.1f} s"
+        if seconds >= 1
+        else f"{seconds * 1e3:.2g} ms"
+        if seconds < 0.1
+        else f"{seconds * 1e3:.0f} ms"
+    )
 
 
 def _size(num_bytes: int) -> str:

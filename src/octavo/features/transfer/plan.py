@@ -52,6 +52,14 @@ class TransferPlan(PlanPart, frozen=True, kw_only=True):
     tier_jobs: tuple[TierJob, ...] = ()
 
 
+class Speeds(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured at the start; 0 where nothing could be (TIR-33)."""
+
+    prompt_tokens_per_s: float = 0.0
+    load_bytes_per_s: float = 0.0  # host memory to KV blocks
+    store_bytes_per_s: float = 0.0  # the other way
+
+
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """How a job ended: `good` says it of each key or row. `error` is for the log."""
 

@@ -11,6 +11,13 @@ apart by their tag. After `Chunks` come the chunks themselves, sealed (see `data
     client: Hello   ->   server: Welcome, or Refused, and the connection is over
     client: Find    ->   server: Found
     client: Fetch   ->   server: Chunks, then their bytes
+    client: Take    ->   server: Chunks, then their bytes      (blocks under a lease)
+    client: Beat    ->   server: Alive                         (leases that are still wanted)
+    client: Return  ->   server: Alive                         (leases that are over)
+    client: Reach   ->   server: Reached                       (blocks under a lease, to be read one-sidedly)
+    client: Release ->   server: Alive                         (that reading has ended)
+
+`Beat` and `Return` may come twice, late or for leases that nobody knows: the answer says so and nothing else happens.
 """
 
 import socket
@@ -42,8 +49,10 @@ class Hello(Message, frozen=True, kw_only=True):
     identity: dict[str, str]
 
 
-class Welcome(Message, frozen=True):
-    """The two understand each other."""
+class Welcome(Message, frozen=True, kw_only=True):
+    """The two understand each other. `now`: the server's clock, in seconds."""
+
+    now: float = 0.0
 
 
 class Refused(Message, frozen=True):
@@ -70,15 +79,72 @@ class Fetch(Message, frozen=True):
     keys: tuple[bytes, ...]
 
 
+class Take(Message, frozen=True, kw_only=True):
+    """Send these blocks of a lease: by group, the places of blocks in the request's table."""
+
+    lease: str
+    group: int
+    places: tuple[int, ...]
+
+
+class Beat(Message, frozen=True):
+    """These leases are still wanted."""
+
+    leases: tuple[str, ...]
+
+
+class Return(Message, frozen=True):
+    """These leases are over: `done` when everything was fetched, else given up."""
+
+    leases: tuple[str, ...]
+    done: bool = True
+
+
+class Alive(Message, frozen=True):
+    """For each lease, whether it was still there."""
+
+    good: tuple[bool, ...]
+
+
+class Reach(Message, frozen=True):
+    """I am about to read this lease's blocks myself, until `Release` or the end of the connection."""
+
+    lease: str
+
+
+class Reached(Message, frozen=True, kw_only=True):
+    """Where they are: by group, the spans of a block as (address of block 0, stride, bytes), and the lease's table.
+
+    `agent` is what the transport needs to know of this side; empty when there is no such lease.
+    """
+
+    agent: bytes
+    spans: tuple[tuple[tuple[int, int, int], ...], ...] = ()
+    blocks: tuple[tuple[int, ...], ...] = ()
+
+
+class Release(Message, frozen=True):
+    """I read no more. What was read counts only if the answer says that the lease stood until now."""
+
+    lease: str
+
+
 class Chunks(Message, frozen=True):
-    """For each key, how many bytes of it follow; 0: it is not there."""
+    """For each key or place, how many bytes of it follow; 0: it is not there."""
 
     sizes: tuple[int, ...]
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Hello | Welcome | Refused | Find | Found | Fetch | Chunks)
+_DECODER = msgspec.msgpack.Decoder(
+    Hello | Welcome | Refused | Find | Found | Fetch | Chunks | Take | Beat | Return | Alive | Reach | Reached | Release
+)
 M = TypeVar("M", bound=Message)
+
+
+def lease_key(lease: str, place: int, group: int) -> bytes:
+    """What names a block of a lease in its seal; its last four bytes are the group, as in every key."""
+    return f"{lease}:{place}".encode() + group.to_bytes(4, "big")
 
 
 def difference(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:

@@ -123,6 +123,6 @@ class LeaseTable:
         """When `expire` may find something; None: never."""
         return min((lease.until for lease in self._leases.values() if lease.over is None), default=None)
 
-    def num_fenced(self) -> int:
+    def fenced(self) -> tuple[str, ...]:
         """Leases that are over and still being read."""
-        return sum(lease.over is not None for lease in self._leases.values())
+        return tuple(lease_id for lease_id, lease in self._leases.items() if lease.over is not None)

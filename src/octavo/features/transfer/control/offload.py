@@ -8,21 +8,23 @@ Does not know: bytes, or how tiers work (see `tiers`, and `features.transfer.dat
 KV is loaded by *units*: the fewest tokens that are whole blocks in every group.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 from typing import TYPE_CHECKING, Any, Final
 
+from octavo.base.errors import ClientError
 from octavo.base.kvspec import KVLayout
+from octavo.base.requests import TransferHint
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.base.types import RequestState
-from octavo.features.transfer.address import num_rows, parse_tiers, row_bytes
+from octavo.features.transfer.address import CHUNK, REQUEST, chunk_bytes, num_rows, parse_tiers, row_bytes
 from octavo.features.transfer.control.evict import make_policy
 from octavo.features.transfer.control.primary import Chunk, PrimaryTier
 from octavo.features.transfer.control.speed import Speed
 from octavo.features.transfer.control.tier_books import TierFacts
-from octavo.features.transfer.control.tiers import Found, TierStack
-from octavo.features.transfer.plan import Copy, TransferPlan, TransferReport
+from octavo.features.transfer.control.tiers import TRY_AGAIN, Found, TierStack
+from octavo.features.transfer.plan import Copy, Speeds, TransferPlan, TransferReport
 from octavo.kvcache.hashing import BlockHash, group_key
 from octavo.kvcache.policies import NULL_BLOCK
 from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, Readiness, Retry
@@ -35,6 +37,27 @@ ASK_S: Final = 0.1  # after which a lookup is made again though no tier has answ
 POLL_S: Final = 0.002  # how often jobs are asked after while nothing runs
 NOTHING: Final = Absorbed()
 LEAST_TOKENS: Final = 64  # of prompts in a step that says how fast they are computed
+LEAST_BYTES: Final = 1 << 20  # of a load that says how fast copies are
+NOT_MEASURED: Final = Speeds()
+METRICS: Final = {  # figures of a tier by their names in /metrics, where `_total` marks what only grows
+    "rows": "capacity_blocks",
+    "rows_used": "used_blocks",
+    "hits": "hits_total",
+    "evicted": "evicted_blocks_total",
+    "no_room": "no_room_total",
+    "filled_by_reads": "filled_by_reads_total",
+    "filled_by_stores": "filled_by_stores_total",
+    "lookups": "lookups_total",
+    "jobs": "jobs",
+    "failed_reads": "failed_reads_total",
+    "failed_writes": "failed_writes_total",
+    "dropped": "dropped_total",
+    "not_worth": "not_worth_total",
+    "bytes_read": "read_bytes_total",
+    "read_s": "read_seconds_total",
+    "bytes_written": "written_bytes_total",
+    "write_s": "write_seconds_total",
+}
 
 
 @dataclass(slots=True)
@@ -71,8 +94,16 @@ class Offload:
     name = "transfer"
 
     def __init__(
-        self, stack: TierStack, *, block_sizes: Sequence[int], hash_block_size: int, clock: Callable[[], float]
+        self,
+        stack: TierStack,
+        *,
+        block_sizes: Sequence[int],
+        hash_block_size: int,
+        clock: Callable[[], float],
+        bytes_per_token: float = 0.0,
+        speeds: Speeds = NOT_MEASURED,
     ) -> None:
+        """`bytes_per_token` of all groups together; 0: what a copy costs is not looked at."""
         self.stack = stack
         self._sizes = tuple(block_sizes)
         self._unit = lcm(*self._sizes)
@@ -86,14 +117,33 @@ class Offload:
         self._next_job = -1  # copies count down, the jobs of tiers up
         self._next_poll = 0.0
         self._computing = Speed(LEAST_TOKENS)  # prompt tokens a second
+        self._computing.begin(speeds.prompt_tokens_per_s)
+        self._loading = Speed(LEAST_BYTES)  # bytes a second
+        self._loading.begin(speeds.load_bytes_per_s)
+        self._unit_bytes = bytes_per_token * self._unit
+        self._num_not_worth = 0  # lookups that were not made since computing is faster than any copy
         self._prompt_tokens: dict[int, int] = {}  # by step in flight
 
     # ---- a request's life ---------------------------------------------------------------------
 
     def on_arrival(self, req: "Request") -> RequestState:
+        only, wants_all = self._wishes(req.source.transfer)
         self._rows[req.request_id] = _Row([[] for _ in self._sizes])
-        self.stack.open(req.request_id)
+        self.stack.open(req.request_id, wants_all=wants_all, only=only)
         return RequestState.WAITING
+
+    def _wishes(self, hint: TransferHint | None) -> tuple[tuple[str, ...] | None, bool]:
+        """The tiers that a request may use, and whether all of it goes to them. Raises `ClientError`."""
+        data = {} if hint is None else hint.data
+        tiers, policy = data.get("tiers"), data.get("tier_policy", CHUNK)
+        known = ", ".join(sorted(self.stack.names))
+        if tiers is not None and not (isinstance(tiers, list | tuple) and all(isinstance(t, str) for t in tiers)):
+            raise ClientError(f"kv_transfer_params.tiers must be a list of tiers; there are {known}")
+        if unknown := sorted(set(tiers or ()) - self.stack.names):
+            raise ClientError(f"kv_transfer_params.tiers: there is no tier {unknown[0]!r} here; there are {known}")
+        if policy not in (CHUNK, REQUEST):
+            raise ClientError(f"kv_transfer_params.tier_policy must be {CHUNK} or {REQUEST}, got {policy!r}")
+        return None if tiers is None else tuple(tiers), policy == REQUEST
 
     def match(self, req: "Request", local_tokens: int) -> "Match | Retry":
         row = self._rows[req.request_id]
@@ -105,6 +155,8 @@ class Offload:
                 return Retry()
             row.asked = None
         first, last = local_tokens // self._unit, (req.num_tokens - 1) // self._unit
+        if self._copying_is_slow():
+            return Match()
         hashes = req.block_hashes
         last = min(last, len(hashes) * self._hash_block_size // self._unit)
         if last <= first:
@@ -122,6 +174,14 @@ class Offload:
         source = self.stack.source(req.request_id, keys[: found.num_ready])
         return Match(tokens=(first + units) * self._unit, wait=True, source=source)
 
+    def _copying_is_slow(self) -> bool:
+        """Computing is faster than copying from the host, and so than any tier; tried all the same now and then."""
+        compute_s = self._computing.seconds(self._unit)
+        if not compute_s or self._loading.seconds(self._unit_bytes) <= compute_s:
+            return False
+        self._num_not_worth += 1
+        return self._num_not_worth % TRY_AGAIN != 0
+
     def _keys(self, hashes: Sequence[BlockHash], unit: int) -> list[bytes]:
         """The keys of a unit's chunks: group by group, block by block."""
         return [
@@ -136,8 +196,13 @@ class Offload:
 
     def after_reserve(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
         row = self._rows[req.request_id]
+        is_first = not any(row.blocks)
         for table, blocks in zip(row.blocks, block_ids, strict=True):
             table.extend(blocks)
+        # What was found here was computed for others: only who wants all of a request gets it too. What is loaded
+        # comes to `on_commit`.
+        if is_first and self.stack.wants_all(req.request_id) and req.num_computed_tokens != req.promised_tokens:
+            self._store(req, row, 0, req.num_computed_tokens // self._hash_block_size)
         if external_tokens and row.offered is not None:
             self._load(req, row, *row.offered)
         row.offered = None
@@ -175,12 +240,14 @@ class Offload:
 
     def on_commit(self, req: "Request", first_block: int, block_hashes: Sequence[bytes]) -> None:
         row = self._rows.get(req.request_id)
-        if row is None:
-            return
+        if row is not None:
+            self._store(req, row, first_block, first_block + len(block_hashes))
+
+    def _store(self, req: "Request", row: _Row, first: int, end: int) -> None:
+        """Chunks whose last hashed block is one of these, for each group one copy of those that the host lacks."""
         hashes = req.block_hashes
         for group, stride in enumerate(self._strides):
-            # Chunks whose last hashed block is among the new ones.
-            indices = range(first_block // stride, (first_block + len(block_hashes)) // stride)
+            indices = range(first // stride, end // stride)
             table = row.blocks[group]
             where = {
                 group_key(hashes[(i + 1) * stride - 1], group): table[i]
@@ -257,6 +324,7 @@ class Offload:
                 for chunk, fine in zip(copy.chunks, good, strict=True):
                     self.stack.end_store(copy.request_id, chunk, fine)
             elif copy is not None:
+                self._loading.seen(job.num_bytes, job.seconds)
                 self._loaded(job.job, copy, job.good, ready, release)
         return Absorbed(ready=tuple(ready), release=tuple(release))
 
@@ -287,18 +355,47 @@ class Offload:
         return self.stack.reset()
 
     def stats(self) -> dict[str, Any]:
-        return self.stack.stats()
+        """Figures with the tier as a label, in the form of `observe.prometheus`: "what{tier=name}"."""
+        figures = self.stack.stats()
+        figures["host.not_worth"] = self._num_not_worth
+        out: dict[str, float] = {}
+        for name, value in figures.items():
+            tier, _, what = name.rpartition(".")
+            out[f"kv_tier_{METRICS[what]}{{tier={tier}}}" if tier else name] = value
+        return out
 
 
-def make(tiers: tuple[str, ...], layout: KVLayout, *, hash_block_size: int, clock: Callable[[], float]) -> Offload:
-    """The part for these addresses. Raises `ConfigError` for one that cannot be."""
+def make(
+    tiers: tuple[str, ...],
+    layout: KVLayout,
+    *,
+    hash_block_size: int,
+    clock: Callable[[], float],
+    speeds: Mapping[str, float],
+) -> Offload:
+    """The part for these addresses. `speeds`: what was measured at the start, see `plan.Speeds`.
+
+    Raises `ConfigError` for an address that cannot be.
+    """
     host, *others = parse_tiers(tiers)
     rows = num_rows(layout, host)
     stack = TierStack(
         PrimaryTier(rows, make_policy(host.policy, rows)),
-        [TierFacts(name=tier.name, medium=tier.kind, is_written=tier.kind != "peer") for tier in others],
+        [
+            TierFacts(
+                name=tier.name, medium=tier.kind, is_written=tier.kind != "peer", wants_all=tier.policy == REQUEST
+            )
+            for tier in others
+        ],
         clock=clock,
         chunk_bytes=row_bytes(layout),
     )
     sizes = [group.spec.block_size for group in layout.groups]
-    return Offload(stack, block_sizes=sizes, hash_block_size=hash_block_size, clock=clock)
+    return Offload(
+        stack,
+        block_sizes=sizes,
+        hash_block_size=hash_block_size,
+        clock=clock,
+        bytes_per_token=sum(chunk_bytes(layout, group) / size for group, size in enumerate(sizes)),
+        speeds=Speeds(**speeds),
+    )

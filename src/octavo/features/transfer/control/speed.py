@@ -38,6 +38,11 @@ class Speed:
         """Units a second; 0 while nothing is known."""
         return self._average.value or 0.0
 
+    def begin(self, per_s: float) -> None:
+        """What was measured before anybody came; 0: nothing was."""
+        if per_s > 0:
+            self._average.value = per_s
+
     def seen(self, units: float, seconds: float) -> None:
         """So many units took so long."""
         if units < self._least or seconds <= 0:

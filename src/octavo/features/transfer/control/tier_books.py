@@ -22,6 +22,7 @@ class TierFacts:
     name: str
     medium: str = "file"
     is_written: bool = True  # False: what is there is somebody else's
+    wants_all: bool = False  # True: all of a request's chunks, not only those that were computed for it (TIR-13)
     high_mark: float = 50e-9  # seconds a byte above which stores are thinned
 
 

@@ -46,13 +46,14 @@ class Lookup:
 class _Asker:
     """One request. Owns: what it has learnt of tiers."""
 
-    wants_all: bool = False
     tiers: tuple[int, ...] = ()
+    written: tuple[int, ...] = ()  # of those, the ones that what is computed goes to
+    whole: tuple[int, ...] = ()  # of those, the ones that all of the request goes to
     absent: set[tuple[int, Key]] = field(default_factory=set)
     present: dict[Key, int] = field(default_factory=dict)
     sources: dict[Key, int] = field(default_factory=dict)  # tier from which a chunk was promoted for it
     since: dict[Key, float] = field(default_factory=dict)  # when a promotion was first waited for
-    parked: dict[Key, None] = field(default_factory=dict)  # to be written to tiers once the primary has them
+    parked: set[Key] = field(default_factory=set)  # to be written to `whole` once the primary has them
     stores: int = 0  # in flight
     ended: bool = False
 
@@ -93,18 +94,31 @@ class TierStack:
         self._next_job = 0
         self.version = 0  # grows when a lookup may give another answer than before, but for patience
         self._host_hits = self._no_room = self._ignored_reports = 0
+        self._filled_by_reads = self._filled_by_stores = 0
 
     # ---- requests -----------------------------------------------------------------------------
 
     def open(self, request_id: str, *, wants_all: bool = False, only: Sequence[str] | None = None) -> None:
         """A request may ask now. `wants_all`: every chunk of it goes to the tiers, also those that the primary had
-        (TIR-13). `only`: names or media of the tiers that it may use; None: all."""
+        (TIR-13). `only`: names or media of the tiers that are asked for it and given its chunks; None: all."""
         allowed = tuple(
             number
             for number, tier in enumerate(self._tiers)
             if only is None or tier.facts.name in only or tier.facts.medium in only
         )
-        self._askers[request_id] = _Asker(wants_all, allowed)
+        written = tuple(number for number in allowed if self._tiers[number].facts.is_written)
+        whole = tuple(number for number in written if wants_all or self._tiers[number].facts.wants_all)
+        self._askers[request_id] = _Asker(allowed, written, whole)
+
+    def wants_all(self, request_id: str) -> bool:
+        """Some tier is given every chunk of the request."""
+        return bool(self._askers[request_id].whole)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What a request may call its tiers by."""
+        facts = [tier.facts for tier in self._tiers]
+        return frozenset({HOST, *(f.name for f in facts), *(f.medium for f in facts)})
 
     def close(self, request_id: str) -> None:
         """The request has ended. What is known of it goes once nothing of it is under way (TIR-14)."""
@@ -223,11 +237,11 @@ class TierStack:
             chunk = self.primary.get(key)
             if chunk is None:
                 missing.append(key)
-            elif asker.wants_all:
+            elif asker.whole:
                 if chunk.ready:
-                    self._cascade(chunk)
+                    self._cascade(chunk, asker.whole)
                 else:
-                    asker.parked[key] = None
+                    asker.parked.add(key)
         chunks = self.primary.fill(missing, keep=frozenset(keys))
         self._no_room += len(missing) - len(chunks)
         asker.stores += len(chunks)
@@ -236,20 +250,22 @@ class TierStack:
     def end_store(self, request_id: str, chunk: Chunk, good: bool) -> None:
         """The copy is made, or failed. A good one goes to every tier, pinned until each has answered (TIR-12)."""
         self.version += 1
+        asker = self._askers[request_id]
         if good:
             self.primary.filled(chunk)
+            self._filled_by_stores += 1
             if not chunk.detached:
-                self._cascade(chunk)
+                self._cascade(chunk, asker.written)
         else:
             self.primary.failed(chunk)
         self._waiting.pop(chunk.key, None)
-        asker = self._askers[request_id]
         asker.stores -= 1
         self._forget(request_id, asker)
 
-    def _cascade(self, chunk: Chunk) -> None:
-        for tier in self._tiers:
-            if tier.facts.is_written and tier.pressure.admits():
+    def _cascade(self, chunk: Chunk, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            tier = self._tiers[number]
+            if tier.pressure.admits():
                 self.primary.pin(chunk)
                 tier.to_write.append(chunk)
 
@@ -280,9 +296,9 @@ class TierStack:
                 chunk = self.primary.get(key)
                 if chunk is not None and not chunk.ready:
                     continue
-                del asker.parked[key]
+                asker.parked.remove(key)
                 if chunk is not None:
-                    self._cascade(chunk)
+                    self._cascade(chunk, asker.whole)
             self._forget(request_id, asker)
 
     def _job(self, number: int, kind: TierJobKind, keys: tuple[Key, ...], chunks: tuple[Chunk, ...]) -> TierJob:
@@ -326,6 +342,7 @@ class TierStack:
             askers = self._askers_for(chunk.key)
             if fine:
                 self.primary.filled(chunk)
+                self._filled_by_reads += 1
                 continue
             self.primary.failed(chunk)
             tier.failed_reads += 1
@@ -380,6 +397,8 @@ class TierStack:
             "host.hits": self._host_hits,
             "host.evicted": self.primary.num_evicted,
             "host.no_room": self._no_room,
+            "host.filled_by_reads": self._filled_by_reads,
+            "host.filled_by_stores": self._filled_by_stores,
             "ignored_reports": self._ignored_reports,
         }
         for tier in self._tiers:

@@ -10,34 +10,47 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from octavo.base.errors import ConfigError
+import msgspec
+
 from octavo.base.step import ResultPart, StepPlan
+from octavo.config.transfer import TransferConfig
 from octavo.features.transfer.address import chunk_bytes, num_rows, parse_listen, parse_tiers, row_bytes
+from octavo.features.transfer.connector import DataContext, load
 from octavo.features.transfer.data.api import Tier
+from octavo.features.transfer.data.handover import HandoverAgent
 from octavo.features.transfer.data.ledger import RowLedger
-from octavo.features.transfer.data.peer_server import PeerServer
-from octavo.features.transfer.data.regions import HostRegion, KVRegion
+from octavo.features.transfer.data.peer_server import PeerDoor, RowGiver
+from octavo.features.transfer.data.regions import HostRegion, KVRegion, regions_of
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.plan import Copy, JobReport, TierJob, TierJobKind, TransferPlan, TransferReport
 from octavo.plugins.registry import load_target
 from octavo.worker.batch import InputBatch
 from octavo.worker.memory import KVMemory
-from octavo.worker.seams import NullPart
+from octavo.worker.seams import DataPart, NullPart
 
 log = logging.getLogger(__name__)
 
 TIERS = {
     "file": "octavo.features.transfer.data.tier_file:make",
     "redis": "octavo.features.transfer.data.tier_redis:make",
+    "s3": "octavo.features.transfer.data.tier_s3:make",
     "peer": "octavo.features.transfer.data.tier_peer:make",
 }
+MEASURED_BYTES = 16 << 20  # copied each way, each round
+ROUNDS = 3  # of which the best counts: whatever else runs makes a copy slower, nothing makes it faster
 CLOSE_S = 10.0  # how long a stop waits for what a tier is doing
 
 
-def make(tiers: tuple[str, ...], identity: Mapping[str, str], listen: str | None = None) -> "TransferAgent":
-    """The part for these addresses. Raises `ConfigError` for one that cannot be."""
-    return TransferAgent(tiers, identity, listen)
+def make(config: TransferConfig, identity: Mapping[str, str]) -> tuple[DataPart, ...]:
+    """The worker's halves of tiers, hand-over and connectors. Raises `ConfigError` for what cannot be."""
+    door = PeerDoor(None if config.listen is None else parse_listen(config.listen))
+    parts: list[DataPart] = [TransferAgent(config.tiers, identity, door)] if config.tiers else []
+    if config.role is not None:
+        parts.append(HandoverAgent(config.role, config.transport, identity, door))
+    context = DataContext(identity=identity)
+    return (*parts, *(connector.data_part(context) for connector in load(config.connectors)))
 
 
 class _Lane:
@@ -73,31 +86,36 @@ class TransferAgent(NullPart):
 
     name = "transfer"
 
-    def __init__(self, tiers: tuple[str, ...], identity: Mapping[str, str], listen: str | None = None) -> None:
-        """`identity`: all that KV depends on besides tokens, by name. `listen`: "host:port" for peers that read what
-        is here. Raises `ConfigError`."""
+    def __init__(self, tiers: tuple[str, ...], identity: Mapping[str, str], door: PeerDoor) -> None:
+        """`identity`: all that KV depends on besides tokens, by name. `door`: where peers come that read what is here.
+        Raises `ConfigError`."""
         self._host_address, *self._addresses = parse_tiers(tiers)
         self._identity = dict(identity)
-        self._listen = None if listen is None else parse_listen(listen)
-        self._server: PeerServer | None = None
+        self._door = door
         self._ledger: RowLedger | None = None
         self._done: queue.SimpleQueue[JobReport] = queue.SimpleQueue()
         self._lanes: list[_Lane] = []
         self._tiers: list[Tier] = []
         self._regions: tuple[KVRegion, ...] = ()
         self._host: HostRegion | None = None
+        self._speeds: dict[str, float] = {}
+
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        """`speeds`: bytes a second between KV blocks and host memory. `place`: where other processes find the latter."""
+        return {
+            "speeds": lambda: dict(self._speeds),
+            "place": lambda: None if (place := self._need_host().place) is None else msgspec.to_builtins(place),
+        }
 
     def bind(self, memory: KVMemory) -> None:
         layout = memory.layout
-        if memory.buffer.device.type != "cpu":
-            raise ConfigError("--kv-tier works on a CPU only for now; leave it out here")
-        self._regions = tuple(KVRegion(layout, group.index, memory.buffer) for group in layout.groups)
+        self._regions = regions_of(memory, "--kv-tier")
         self._host = HostRegion(num_rows(layout, self._host_address), row_bytes(layout))
         self._ledger = RowLedger(self._host)
+        self._speeds = _measure(self._regions[0], self._host, layout.num_blocks)
         seal = Seal(self._identity, [chunk_bytes(layout, group.index) for group in layout.groups])
         self._tiers = [load_target(TIERS[a.kind])(a, seal) for a in self._addresses]
-        if self._listen is not None:
-            self._server = PeerServer(*self._listen, seal, self._ledger)
+        self._door.serve(RowGiver(self._ledger, seal), seal)
         self._lanes = [_Lane("octavo-kv-loads"), *(_Lane(f"octavo-kv-{a.kind}") for a in self._addresses)]
 
     # ---- steps --------------------------------------------------------------------------------
@@ -168,8 +186,7 @@ class TransferAgent(NullPart):
 
     def close(self) -> None:
         """Loads first, then every tier; one that hangs keeps its memory mapped (TIR-21)."""
-        if self._server is not None:
-            self._server.close()
+        self._door.close()
         lanes, self._lanes = self._lanes, []
         ended = [lane.stop() for lane in lanes]
         for tier, done in zip(self._tiers, ended[1:], strict=True):
@@ -181,6 +198,8 @@ class TransferAgent(NullPart):
             except Exception as problem:
                 log.warning("a KV tier did not close: %s", problem)
         self._tiers = []
+        if self._host is not None:
+            self._host.close()
 
     def _need_ledger(self) -> RowLedger:
         if self._ledger is None:
@@ -191,3 +210,18 @@ class TransferAgent(NullPart):
         if self._host is None:
             raise RuntimeError("a transfer was planned before KV memory was allocated")
         return self._host
+
+
+def _measure(region: KVRegion, host: HostRegion, num_blocks: int) -> dict[str, float]:
+    """Bytes a second each way. Blocks keep what they held; no row holds anything yet."""
+    count = max(1, min(len(host), num_blocks - 1, MEASURED_BYTES // region.chunk_bytes))
+    first = min(1, num_blocks - 1)  # after the null block: those are used first, too
+    best: dict[str, float] = {}
+    for _ in range(ROUNDS):
+        for name, copy in (("store_bytes_per_s", region.read), ("load_bytes_per_s", region.write)):
+            began = time.perf_counter()
+            for row in range(count):
+                copy(first + row, host[row])
+            took = max(time.perf_counter() - began, 1e-9)
+            best[name] = max(best.get(name, 0.0), count * region.chunk_bytes / took)
+    return best

@@ -1,4 +1,4 @@
-"""Gives other engines what this one has in host memory (TIR-32).
+"""Gives other engines what this one has: chunks in host memory, and blocks under a lease (TIR-32, PDX-6).
 
 Promises: nobody who connects can hold up a step, write anything, or make this side keep more than one answer for each
 connection; what is sent was whole when it was read.
@@ -9,7 +9,9 @@ import contextlib
 import logging
 import socket
 import threading
-from typing import Final
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
 
 from octavo.base.errors import ConfigError
 from octavo.features.transfer.data.ledger import RowLedger
@@ -22,6 +24,7 @@ from octavo.features.transfer.wire import (
     Find,
     Found,
     Hello,
+    Message,
     Refused,
     Welcome,
     WireError,
@@ -38,13 +41,23 @@ SEND_S: Final = 10.0  # for the other side to take an answer
 MOST_CONNECTIONS: Final = 64
 
 
+class Giver(Protocol):
+    """What a server gives, by kind of question."""
+
+    def answer(self, connection: socket.socket, message: Message) -> bool:
+        """Answer `message`; False when it is no question of this giver's. Raises `OSError`."""
+
+    def left(self, connection: socket.socket) -> None:
+        """The connection is over."""
+
+
 class PeerServer:
     """Owns: the listening socket, its thread, and one thread for each connection."""
 
-    def __init__(self, host: str, port: int, seal: Seal, rows: RowLedger) -> None:
+    def __init__(self, host: str, port: int, seal: Seal, givers: Sequence[Giver]) -> None:
         """Port 0 takes a free one. Raises `ConfigError` when the address cannot be had."""
         self._seal = seal
-        self._rows = rows
+        self._givers = list(givers)
         try:
             self._listener = socket.create_server((host, port))
         except OSError as error:
@@ -56,8 +69,12 @@ class PeerServer:
         self._thread = threading.Thread(target=self._accept, name="octavo-kv-peers", daemon=True)
         self._thread.start()
 
+    def add(self, giver: Giver) -> None:
+        """One more that answers."""
+        self._givers.append(giver)
+
     def close(self) -> None:
-        """No connection is served after this."""
+        """No connection is served after this. May be called twice."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -90,48 +107,99 @@ class PeerServer:
             if problem:
                 send(connection, Refused(problem))
                 return
-            send(connection, Welcome())
+            send(connection, Welcome(now=time.time()))
             while not self._closed:
                 connection.settimeout(IDLE_S)
                 message = receive_any(connection)
                 connection.settimeout(SEND_S)
-                self._answer(connection, message)
+                if not any(giver.answer(connection, message) for giver in self._givers):
+                    send(connection, Refused(f"{type(message).__name__} is not answered here, or asks for too much"))
+                    raise WireError("a peer asked for something else")
         except (OSError, ValueError) as error:
             log.debug("a peer's connection ended: %s", error)
         finally:
             with self._lock:
                 self._connections.discard(connection)
             connection.close()
+            for giver in self._givers:
+                giver.left(connection)
 
     def _objection(self, hello: Hello) -> str:
         if hello.version != VERSION:
             return f"protocol {hello.version} there, {VERSION} here"
         return difference(hello.identity, self._seal.identity)
 
-    def _answer(self, connection: socket.socket, message: object) -> None:
+
+class PeerDoor:
+    """The one server of an engine, whichever of its parts gives something; no address: there is none.
+
+    Owns: the server, from the first giver on.
+    """
+
+    def __init__(self, address: tuple[str, int] | None) -> None:
+        self._address = address
+        self._server: PeerServer | None = None
+
+    def serve(self, giver: Giver, seal: Seal) -> None:
+        """Let `giver` answer too. Raises `ConfigError` when the address cannot be had."""
+        if self._address is None:
+            return
+        if self._server is None:
+            self._server = PeerServer(*self._address, seal, [giver])
+        else:
+            self._server.add(giver)
+
+    def close(self) -> None:
+        """Nobody is served after this. May be called twice."""
+        if self._server is not None:
+            self._server.close()
+
+
+class RowGiver:
+    """Gives chunks in host memory by key.
+
+    Owns: nothing; rows are the ledger's.
+    """
+
+    def __init__(self, rows: RowLedger, seal: Seal) -> None:
+        self._rows = rows
+        self._seal = seal
+
+    def answer(self, connection: socket.socket, message: Message) -> bool:
         if isinstance(message, Find) and len(message.keys) <= MOST_KEYS:
             send(connection, Found(tuple(key in self._rows for key in message.keys)))
         elif isinstance(message, Fetch) and len(message.keys) <= MOST_KEYS:
-            self._give(connection, message.keys)
+            give(connection, self._seal, ((key, key in self._rows) for key in message.keys), self._body)
         else:
-            send(connection, Refused("expected Find or Fetch, of not too many keys"))
-            raise WireError("a peer asked for something else")
+            return False
+        return True
 
-    def _give(self, connection: socket.socket, keys: tuple[bytes, ...]) -> None:
-        """One chunk in memory at a time: one that is lost between its size and its bytes is sent as zeros, which no
-        seal opens."""
-        there = [key in self._rows for key in keys]
-        sizes = tuple(self._size(key) if found else 0 for key, found in zip(keys, there, strict=True))
-        send(connection, Chunks(sizes))
-        for key, size in zip(keys, sizes, strict=True):
-            if not size:
-                continue
-            body = self._rows.copy_out(key, self._seal.length(key))
-            if body is None:
-                connection.sendall(bytes(size))
-            else:
-                connection.sendall(self._seal.head(key, memoryview(body)))
-                connection.sendall(body)
+    def left(self, connection: socket.socket) -> None:
+        return None
 
-    def _size(self, key: bytes) -> int:
-        return self._seal.head_bytes(key) + self._seal.length(key)
+    def _body(self, key: bytes) -> bytearray | None:
+        return self._rows.copy_out(key, self._seal.length(key))
+
+
+def give(
+    connection: socket.socket,
+    seal: Seal,
+    keys: Iterable[tuple[bytes, bool]],
+    body_of: Callable[[bytes], bytearray | None],
+) -> None:
+    """Send `Chunks` and what is there of these keys, sealed, with one chunk in memory at a time.
+
+    One that is lost between its size and its bytes is sent as zeros, which no seal opens.
+    """
+    pairs = list(keys)
+    sizes = tuple(seal.head_bytes(key) + seal.length(key) if there else 0 for key, there in pairs)
+    send(connection, Chunks(sizes))
+    for (key, _), size in zip(pairs, sizes, strict=True):
+        if not size:
+            continue
+        body = body_of(key)
+        if body is None:
+            connection.sendall(bytes(size))
+        else:
+            connection.sendall(seal.head(key, memoryview(body)))
+            connection.sendall(body)

@@ -5,13 +5,23 @@ are one copy.
 Does not know: what the bytes mean, or who asked.
 """
 
+import fcntl
 import mmap
+import os
+import weakref
+from contextlib import suppress
+from typing import Final
 
+import msgspec
 import numpy as np
 from torch import Tensor
 
+from octavo.base.errors import ConfigError
 from octavo.base.kvspec import KVLayout
 from octavo.features.transfer.data.api import Bytes
+from octavo.worker.memory import KVMemory
+
+READY_BYTES: Final = 32 << 20  # of rows, touched while nobody waits: a fresh page costs more than what is copied to it
 
 
 class KVRegion:
@@ -33,6 +43,17 @@ class KVRegion:
             else:
                 self._spans.append((place.offset, place.block_stride, page, at * page))
 
+    @property
+    def spans(self) -> tuple[tuple[int, int, int], ...]:
+        """What a block is made of, in order: address of block 0, stride from block to block, bytes."""
+        base = self._memory.ctypes.data
+        return tuple((base + offset, stride, size) for offset, stride, size, _ in self._spans)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Address and bytes of the memory that all blocks lie in."""
+        return self._memory.ctypes.data, self._memory.nbytes
+
     def read(self, block: int, row: Bytes) -> None:
         """Copy a block's bytes to the beginning of `row`."""
         for offset, stride, size, at in self._spans:
@@ -46,18 +67,88 @@ class KVRegion:
             self._memory[start : start + size] = row[at : at + size]
 
 
+def regions_of(memory: KVMemory, option: str) -> tuple[KVRegion, ...]:
+    """One region for each group. Raises `ConfigError`, naming the option that needs them, on another device than a CPU."""
+    if memory.buffer.device.type != "cpu":
+        raise ConfigError(f"{option} works on a CPU only for now; leave it out here")
+    return tuple(KVRegion(memory.layout, group.index, memory.buffer) for group in memory.layout.groups)
+
+
+class RegionPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where another process of the same user and machine finds the rows, as long as their owner runs (TIR-1)."""
+
+    path: str
+    num_rows: int
+    row_bytes: int
+
+
 class HostRegion:
-    """The primary tier's rows, in one mapping. Workers in other processes will need it by a name (TIR-1).
+    """The primary tier's rows, in one mapping that other processes can attach to (see `HostView`).
 
-    Memory is given by the system when a row is first written.
+    Memory is given by the system when a row is first written, in large pages where it has them for shared memory. It
+    has no name in any folder: what leads to it is the owner's file descriptor, so nothing is left of an engine that
+    was killed.
 
-    Owns: the mapping.
+    Owns: the mapping, and the descriptor of its memory.
     """
 
     def __init__(self, num_rows: int, row_bytes: int) -> None:
-        self._mapping = mmap.mmap(-1, num_rows * row_bytes)
-        self._rows = np.frombuffer(self._mapping, dtype=np.uint8).reshape(num_rows, row_bytes)
+        size = num_rows * row_bytes
+        fd = _nameless_file(size)
+        self.place: RegionPlace | None = None  # None where the system has no such memory
+        if fd is not None:
+            self._close = weakref.finalize(self, os.close, fd)
+            path = f"/proc/{os.getpid()}/fd/{fd}"
+            self.place = RegionPlace(path=path, num_rows=num_rows, row_bytes=row_bytes)
+        self._mapping = mmap.mmap(-1 if fd is None else fd, size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without large pages for shared memory: small ones serve
+                self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        memory: Bytes = np.frombuffer(self._mapping, dtype=np.uint8)
+        memory[:READY_BYTES] = 0
+        self._rows = memory.reshape(num_rows, row_bytes)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def __getitem__(self, row: int) -> Bytes:
         out: Bytes = self._rows[row]
         return out
+
+    def close(self) -> None:
+        """Nobody attaches any more. The memory lives as long as anybody still uses it."""
+        if self.place is not None:
+            self.place = None
+            self._close()
+
+
+class HostView:
+    """Another process's rows, to be read and not written. What is in a row is the owner's matter, and may change.
+
+    Owns: a mapping.
+    """
+
+    def __init__(self, place: RegionPlace) -> None:
+        """Raises `OSError` when the owner is gone."""
+        with open(place.path, "rb") as file:
+            self._mapping = mmap.mmap(file.fileno(), place.num_rows * place.row_bytes, access=mmap.ACCESS_READ)
+        self._rows = np.frombuffer(self._mapping, dtype=np.uint8).reshape(place.num_rows, place.row_bytes)
+
+    def __getitem__(self, row: int) -> Bytes:
+        out: Bytes = self._rows[row]
+        return out
+
+
+def _nameless_file(size: int) -> int | None:
+    """Memory as a file that is in no folder and keeps its size; None where there is no such thing."""
+    if not hasattr(os, "memfd_create"):
+        return None
+    fd = os.memfd_create("octavo-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        with suppress(OSError):  # a reader whose memory shrinks dies of it
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

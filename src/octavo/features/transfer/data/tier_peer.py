@@ -5,7 +5,6 @@ is then left alone for a while; why it was refused is said once.
 Does not know: what a chunk holds, or how the peer keeps it (see `peer_server`).
 """
 
-import contextlib
 import logging
 import socket
 import time
@@ -14,16 +13,14 @@ from typing import Final, TypeVar
 
 from octavo.features.transfer.address import TierAddress, parse_listen
 from octavo.features.transfer.data.api import Bytes
+from octavo.features.transfer.data.connection import Connection
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.wire import (
     MOST_KEYS,
-    VERSION,
     Chunks,
     Fetch,
     Find,
     Found,
-    Hello,
-    Welcome,
     WireError,
     receive,
     receive_into,
@@ -47,7 +44,7 @@ class PeerTier:
         self._address = (host, port)
         self._seal = seal
         self._clock = clock
-        self._connection: socket.socket | None = None
+        self._connection: Connection | None = None
         self._rests_until = -REST_S
         self._said = ""
 
@@ -110,19 +107,14 @@ class PeerTier:
 
     def _open(self) -> socket.socket:
         if self._connection is None:
-            connection = socket.create_connection(self._address, timeout=TIMEOUT_S)
-            self._connection = connection
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            send(connection, Hello(version=VERSION, identity=self._seal.identity))
-            receive(connection, Welcome)
+            self._connection = Connection(*self._address, self._seal, TIMEOUT_S)
             self._said = ""
-        return self._connection
+        return self._connection.socket
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.close()
+            connection.close()
 
     def close(self) -> None:
         self._drop()

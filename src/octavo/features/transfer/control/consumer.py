@@ -1,0 +1,218 @@
+"""The consumer's side of a hand-over: prompts that others computed are fetched (PDX-2, PDX-4, PDX-5).
+
+Promises: a request whose fetch failed is computed again from the last good block, or ends with an error where that was
+asked for, and never waits for ever; blocks that a fetch writes to belong to nobody else until it has ended, also when
+its request has.
+Does not know: sockets or bytes, or what the producer does with a lease.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from octavo.features.transfer.handover import Drop, Hint, PullJob, Watch, good_tokens, prompt_digest, read_hint
+from octavo.features.transfer.plan import JobReport
+from octavo.kvcache.policies import NULL_BLOCK
+from octavo.scheduler.seams import FinishHold, Match, Readiness
+
+if TYPE_CHECKING:
+    from octavo.scheduler.request import Request
+
+log = logging.getLogger(__name__)
+
+SOURCE: Final = "remote"
+
+
+class OnFailure(StrEnum):
+    """What becomes of a request whose KV could not be fetched."""
+
+    RECOMPUTE = "recompute"
+    FAIL = "fail"
+
+
+class Stage(StrEnum):
+    """Where a consumer's request stands with its hint."""
+
+    OFFERED = "offered"  # its lease is kept alive
+    LOADING = "loading"
+    OVER = "over"  # loaded, lost, not needed or given up: computed from here on
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """One request with a hint. Owns: its block table, and how far its fetch has come."""
+
+    hint: Hint
+    blocks: list[list[int]]
+    stage: Stage = Stage.OFFERED
+    pull: PullJob | None = None
+    promised: int = 0  # tokens
+    ended: bool = False
+
+
+class Consumer:
+    """Fetches prompts that others computed.
+
+    Owns: every live request's hint, fetches under way, and what is to be told to the data half.
+    """
+
+    def __init__(
+        self, block_sizes: Sequence[int], on_failure: OnFailure, *, transport: str = "tcp", allow: Sequence[str] = ()
+    ) -> None:
+        """`allow`: hosts that hints may name; empty: any."""
+        self._sizes = tuple(block_sizes)
+        self._on_failure = on_failure
+        self._transport = transport
+        self._allow = frozenset(allow)
+        self._wanted: dict[str, _Wanted] = {}
+        self._jobs: dict[int, str] = {}
+        self._next_job = 1
+        self._watches: list[Watch] = []
+        self._drops: list[Drop] = []
+        self._pulls: list[PullJob] = []
+        self.counts = dict.fromkeys(("fetched", "partly_fetched", "failed", "lost", "not_ours", "not_allowed"), 0)
+        self.num_tokens = 0
+
+    @property
+    def under_way(self) -> bool:
+        """A fetch has not been reported yet."""
+        return bool(self._jobs)
+
+    @property
+    def has_news(self) -> bool:
+        """The data half is to be told something."""
+        return bool(self._watches or self._drops or self._pulls)
+
+    def __len__(self) -> int:
+        """Leases of others that are kept alive."""
+        return sum(wanted.stage is not Stage.OVER for wanted in self._wanted.values())
+
+    def arrive(self, req: "Request") -> None:
+        """Note the request's hint, if it has one. Raises `ClientError` for one that makes no sense."""
+        hint = None if req.source.transfer is None else read_hint(req.source.transfer.data)
+        if hint is None:
+            return
+        if not self._may_reach(hint.address):
+            self.counts["not_allowed"] += 1
+            log.warning("a hint names %s, which is not for this engine; its prompt is computed here", hint.address)
+            return
+        wanted = _Wanted(hint, [[] for _ in self._sizes])
+        self._wanted[req.request_id] = wanted
+        self._watches.append(Watch(lease=hint.lease, address=hint.address, lease_s=hint.lease_s))
+        if hint.num_tokens != req.num_prompt_tokens or hint.prompt != prompt_digest(req.source):
+            self.counts["not_ours"] += 1
+            self._give_up(wanted)
+
+    def _may_reach(self, address: str) -> bool:
+        """Whoever sends a request chooses the address in its hint: it must be of our transport, and one we may use."""
+        kind, _, place = address.partition("://")
+        if "://" in self._transport:
+            return address == self._transport
+        host, _, port = place.rpartition(":")
+        known = kind == self._transport and port.isdigit() and 0 < int(port) < 65536
+        return known and (not self._allow or host in self._allow)
+
+    def match(self, req: "Request", local_tokens: int) -> Match:
+        """What the producer has beyond what was found here."""
+        wanted = self._wanted.get(req.request_id)
+        if wanted is None or wanted.stage is not Stage.OFFERED:
+            return Match()
+        tokens = min(wanted.hint.num_tokens, req.num_tokens - 1)
+        if tokens <= local_tokens:
+            return Match()  # looked at again while it waits: what was found here may go before it is admitted
+        return Match(tokens=tokens, wait=True, source=SOURCE)
+
+    def reserved(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
+        """Fetch, when the request was parked for it; it has no use for the lease once it runs without."""
+        wanted = self._wanted.get(req.request_id)
+        if wanted is None:
+            return
+        for table, blocks in zip(wanted.blocks, block_ids, strict=True):
+            table.extend(blocks)
+        if wanted.stage is not Stage.OFFERED:
+            return
+        if not external_tokens:
+            self._end(wanted, done=True)
+            return
+        local = req.num_computed_tokens
+        places = tuple(
+            tuple(i for i, block in enumerate(table) if block != NULL_BLOCK and (i + 1) * size > local)
+            for table, size in zip(wanted.blocks, self._sizes, strict=True)
+        )
+        wanted.promised = external_tokens
+        wanted.pull = PullJob(
+            job=self._next_job,
+            lease=wanted.hint.lease,
+            places=places,
+            blocks=tuple(tuple(table[i] for i in row) for table, row in zip(wanted.blocks, places, strict=True)),
+        )
+        wanted.stage = Stage.LOADING
+        self._jobs[self._next_job] = req.request_id
+        self._next_job += 1
+        self._pulls.append(wanted.pull)
+
+    def preempted(self, req: "Request") -> None:
+        """Its blocks are gone."""
+        wanted = self._wanted.get(req.request_id)
+        if wanted is not None:
+            wanted.blocks = [[] for _ in self._sizes]
+
+    def finish(self, req: "Request") -> FinishHold:
+        """The request ended; blocks that are being written to stay until that has ended too."""
+        wanted = self._wanted.get(req.request_id)
+        if wanted is None:
+            return FinishHold()
+        if wanted.stage is Stage.LOADING:
+            wanted.ended = True
+            return FinishHold(holds_blocks=True)
+        if wanted.stage is Stage.OFFERED:
+            self._give_up(wanted)
+        del self._wanted[req.request_id]
+        return FinishHold()
+
+    def _end(self, wanted: _Wanted, *, done: bool) -> None:
+        wanted.stage = Stage.OVER
+        self._drops.append(Drop(lease=wanted.hint.lease, done=done))
+
+    def _give_up(self, wanted: _Wanted) -> None:
+        self._end(wanted, done=False)
+
+    def take(self) -> tuple[tuple[Watch, ...], tuple[Drop, ...], tuple[PullJob, ...]]:
+        """What is to be told to the data half."""
+        out = tuple(self._watches), tuple(self._drops), tuple(self._pulls)
+        self._watches, self._drops, self._pulls = [], [], []
+        return out
+
+    def lost(self, lease: str) -> None:
+        """The producer knows no such lease any more. One that is being fetched fails there, and is reported."""
+        for wanted in self._wanted.values():
+            if wanted.hint.lease == lease and wanted.stage is Stage.OFFERED:
+                self.counts["lost"] += 1
+                self._give_up(wanted)
+
+    def report(self, job: JobReport) -> tuple[Readiness | None, str | None]:
+        """A fetch ended: who may go on, or whose blocks may go."""
+        request_id = self._jobs.pop(job.job, None)
+        wanted = None if request_id is None else self._wanted[request_id]
+        if request_id is None or wanted is None or wanted.pull is None:
+            return None, None  # said before
+        tokens = good_tokens(wanted.pull, job.good, self._sizes, wanted.promised)
+        whole = tokens == wanted.promised
+        self.counts["fetched" if whole else "partly_fetched" if tokens else "failed"] += 1
+        self.num_tokens += tokens
+        wanted.pull = None
+        self._end(wanted, done=whole)
+        if wanted.ended:
+            del self._wanted[request_id]
+            return None, request_id
+        if whole or self._on_failure is OnFailure.RECOMPUTE:
+            return Readiness(request_id, num_tokens=tokens), None
+        reason = f": {job.error}" if job.error else ""
+        error = f"the KV of this prompt could not be fetched from {wanted.hint.address}{reason}; send it again"
+        return Readiness(request_id, error=error), None
+
+    def stats(self) -> dict[str, Any]:
+        """For metrics."""
+        return {**self.counts, "watched": len(self), "fetching": len(self._jobs), "tokens_fetched": self.num_tokens}

@@ -1,0 +1,235 @@
+"""A hand-over through a folder that both engines can write to, for machines that cannot connect to each other.
+
+Promises: a producer's blocks are free as soon as they are written; a prompt in the folder is whole or is not there; what
+nobody took is removed some time after its lease; a folder that is full or gone loses prompts and nothing else.
+Does not know: leases' ends, or what a consumer does with blocks.
+
+A prompt is a folder `<root>/<fingerprint>/<lease>` of one sealed file for each block; its name ends in `.part` while it
+is written. A consumer that watches it touches it, and removes it when it is done.
+"""
+
+import contextlib
+import logging
+import os
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from octavo.base.errors import ConfigError
+from octavo.features.transfer.data.guard import Tables
+from octavo.features.transfer.data.regions import KVRegion
+from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.data.transport import Giving, Place, Pull, Taking
+from octavo.features.transfer.handover import Drop, LeaseEvent, LeaseNews, Watch
+from octavo.features.transfer.plan import JobReport
+from octavo.features.transfer.wire import lease_key
+
+log = logging.getLogger(__name__)
+
+WAIT_S: Final = 10.0  # for a prompt that is still being written
+POLL_S: Final = 0.01
+KEEP_S: Final = 600.0  # of a prompt that nobody touches
+TOUCH_S: Final = 60.0
+STOP_S: Final = 10.0
+READERS: Final = 4  # prompts that are read at once: one that does not appear holds up no other
+
+
+class _Worker:
+    """A thread and its work.
+
+    Owns: the thread and the queue.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+
+    def stop(self) -> None:
+        self._work.put(None)
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+
+class _Shelf:
+    """Prompts in the folder.
+
+    Owns: nothing; the folder is everybody's.
+    """
+
+    def __init__(self, root: str, seal: Seal) -> None:
+        """Raises `ConfigError` when there can be no such folder."""
+        self.seal = seal
+        self.folder = Path("/" + root.lstrip("/")) / f"handover-{seal.space}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--kv-transport file://{root}: the folder cannot be made: {error.strerror}") from None
+
+    def prompt(self, lease: str) -> Path:
+        """The prompt's folder. Raises `ValueError` for a lease that is no name of ours."""
+        if not lease.isalnum():
+            raise ValueError("a lease is a row of letters and digits")
+        return self.folder / lease
+
+    @staticmethod
+    def block(prompt: Path, group: int, place: int) -> Path:
+        """A block's file."""
+        return prompt / f"{group}-{place}.kv"
+
+    def sweep(self) -> None:
+        """Remove what nobody has touched for long."""
+        old = time.time() - KEEP_S
+        for each in self.folder.iterdir():
+            with contextlib.suppress(OSError):
+                if each.stat().st_mtime < old:
+                    shutil.rmtree(each, ignore_errors=True)
+
+
+class FileGiving:
+    """A producer's end.
+
+    Owns: the thread that writes, and notices that wait for the next report.
+    """
+
+    def __init__(self, shelf: _Shelf, regions: tuple[KVRegion, ...]) -> None:
+        self._shelf = shelf
+        self._regions = regions
+        self._events: queue.SimpleQueue[LeaseEvent] = queue.SimpleQueue()
+        self._writer = _Worker("octavo-kv-handover")
+
+    def open(self, lease: str, blocks: Tables) -> None:
+        self._writer.put(lambda: self._write(lease, blocks))
+
+    def close(self, lease: str) -> None:
+        self._writer.put(lambda: self._events.put(LeaseEvent(lease, LeaseNews.CLOSED)))  # after it was written
+
+    def _write(self, lease: str, blocks: Tables) -> None:
+        news = LeaseNews.DONE
+        prompt = self._shelf.prompt(lease)
+        part = prompt.with_suffix(".part")
+        try:
+            self._shelf.sweep()
+            part.mkdir()
+            for group, (region, table) in enumerate(zip(self._regions, blocks, strict=True)):
+                body = np.empty(region.chunk_bytes, dtype=np.uint8)
+                for place, block in enumerate(table):
+                    if block:
+                        region.read(block, body)
+                        head = self._shelf.seal.head(lease_key(lease, place, group), body.data)
+                        with open(self._shelf.block(part, group, place), "wb") as file:
+                            file.write(head)
+                            file.write(body.data)
+            part.rename(prompt)
+        except OSError as error:
+            log.warning("a prompt could not be put in %s: %s", self._shelf.folder, error)
+            shutil.rmtree(part, ignore_errors=True)
+            news = LeaseNews.ABORTED
+        self._events.put(LeaseEvent(lease, news))
+
+    def news(self) -> tuple[LeaseEvent, ...]:
+        out = []
+        while True:
+            try:
+                out.append(self._events.get_nowait())
+            except queue.Empty:
+                return tuple(out)
+
+    def stop(self) -> None:
+        self._writer.stop()
+
+
+class FileTaking:
+    """A consumer's end.
+
+    Owns: the threads that read, and when each watched prompt was last touched.
+    """
+
+    def __init__(self, shelf: _Shelf) -> None:
+        self._shelf = shelf
+        self._touched: dict[str, float] = {}
+        self._readers = ThreadPoolExecutor(READERS, "octavo-kv-fetch")
+
+    def watch(self, watch: Watch) -> None:
+        self._touched[watch.lease] = time.monotonic()
+
+    def pull(self, pull: Pull) -> None:
+        self._readers.submit(self._read, pull)
+
+    def drop(self, drop: Drop) -> None:
+        self._touched.pop(drop.lease, None)
+        self._readers.submit(self._remove, drop.lease)
+
+    def news(self) -> tuple[LeaseEvent, ...]:
+        now = time.monotonic()
+        for lease, touched in self._touched.items():
+            if now - touched > TOUCH_S:
+                self._touched[lease] = now
+                self._readers.submit(self._touch, lease)
+        return ()
+
+    def stop(self) -> None:
+        self._readers.shutdown()
+
+    def _touch(self, lease: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            os.utime(self._shelf.prompt(lease))
+
+    def _remove(self, lease: str) -> None:
+        with contextlib.suppress(ValueError):
+            shutil.rmtree(self._shelf.prompt(lease), ignore_errors=True)
+
+    def _read(self, pull: Pull) -> None:
+        began, job = time.monotonic(), pull.job
+        good = [[False] * len(places) for places in job.places]
+        error, num_bytes = None, 0
+        try:
+            prompt = self._shelf.prompt(job.lease)
+            while not prompt.exists():
+                if time.monotonic() - began > WAIT_S:
+                    raise FileNotFoundError(f"the prompt did not appear within {WAIT_S:g} s")
+                time.sleep(POLL_S)
+            for group, places in enumerate(job.places):
+                for at, place in enumerate(places):
+                    good[group][at] = self._read_block(pull, prompt, group, at, place)
+                    num_bytes += self._shelf.seal.length(lease_key("", 0, group)) * good[group][at]
+        except (OSError, ValueError) as problem:
+            error = str(problem) or type(problem).__name__
+            log.warning("KV could not be fetched from %s: %s", self._shelf.folder, error)
+        flat = tuple(fine for row in good for fine in row)
+        seconds = time.monotonic() - began
+        pull.told(JobReport(job=job.job, good=flat, num_bytes=num_bytes, seconds=seconds, error=error))
+
+    def _read_block(self, pull: Pull, prompt: Path, group: int, at: int, place: int) -> bool:
+        key, seal = lease_key(pull.job.lease, place, group), self._shelf.seal
+        try:
+            data = bytearray(self._shelf.block(prompt, group, place).read_bytes())
+        except FileNotFoundError:
+            return False
+        head, body = data[: seal.head_bytes(key)], memoryview(data)[seal.head_bytes(key) :]
+        if len(body) != seal.length(key) or not seal.opens(key, bytes(head), body):
+            return False
+        pull.write(pull.job, group, at, body)
+        return True
+
+
+def make(place: Place) -> tuple[Giving | None, Taking | None]:
+    """The ends that this engine takes, over the folder in its address. Raises `ConfigError`."""
+    if not place.address:
+        raise ConfigError("--kv-transport file: give the folder as file:///absolute/path")
+    shelf = _Shelf(place.address, place.seal)
+    giving = FileGiving(shelf, place.regions) if place.role.produces else None
+    return giving, FileTaking(shelf) if place.role.consumes else None

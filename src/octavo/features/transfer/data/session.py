@@ -1,0 +1,258 @@
+"""This engine as a reader of others: who is connected to, what is kept alive there, what is being fetched (PDX-6).
+
+Promises: a shake of hands never happens in a step, and never takes longer than `TIMEOUT_S`; every pull ends and is
+reported, within `PULL_S`, whatever the other side does; a lease that is watched is kept alive while its KV is being
+fetched or waited for; an engine that was not seen for `TTL_S` is forgotten, never while something is under way (PDX-10).
+Does not know: requests, blocks' owners, or what a failure means.
+
+One engine has two connections, each with a thread: notices (beats and ends of leases) never wait for KV.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from octavo.features.transfer.address import parse_listen
+from octavo.features.transfer.data.connection import Connection
+from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.data.transport import Pull
+from octavo.features.transfer.handover import Drop, LeaseEvent, LeaseNews, Watch
+from octavo.features.transfer.plan import JobReport
+from octavo.features.transfer.wire import (
+    MOST_KEYS,
+    Alive,
+    Beat,
+    Return,
+    WireError,
+    lease_key,
+    receive,
+    send,
+)
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 5.0  # for a shake of hands, and for the other side to give or take anything at all
+PULL_S: Final = 60.0  # for one prompt, whatever trickles in
+TTL_S: Final = 600.0
+BEATS: Final = 3  # in the time of a lease
+
+
+Fetch = Callable[[Connection, Pull, list[list[bool]], float], None]
+"""Fetch a pull's blocks over a connection, noting each that is there, until some second of the monotonic clock. Raises
+`OSError` or `ValueError`; blocks that were noted count all the same."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One engine. Owns: its queues, threads and leases; `lock` guards `leases` and `seen`."""
+
+    host: str
+    port: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    leases: dict[str, float] = field(default_factory=dict)  # seconds of each
+    pulls: "queue.SimpleQueue[Pull | None]" = field(default_factory=queue.SimpleQueue)
+    ends: "queue.SimpleQueue[Drop | None]" = field(default_factory=queue.SimpleQueue)
+    under_way: int = 0
+    seen: float = 0.0
+    threads: list[threading.Thread] = field(default_factory=list)
+    clock_offset_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Sessions:
+    """All engines that are read from.
+
+    Owns: their connections and threads, which lease is whose, and notices that wait for the next report.
+    """
+
+    def __init__(self, seal: Seal, fetch: Fetch, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seal = seal
+        self._fetch = fetch
+        self._clock = clock
+        self._peers: dict[tuple[str, int], _Peer] = {}
+        self._home: dict[str, _Peer] = {}  # by lease
+        self._lost: queue.SimpleQueue[LeaseEvent] = queue.SimpleQueue()
+
+    # ---- called by the engine's thread ------------------------------------------------------
+
+    def watch(self, watch: Watch) -> None:
+        """Keep a lease alive from now on."""
+        peer = self._peer(*parse_listen(watch.address.partition("://")[2], "the address in a hint"))
+        with peer.lock:
+            peer.leases[watch.lease] = watch.lease_s
+        self._home[watch.lease] = peer
+        peer.ends.put(Drop(lease="", done=True))  # wakes the beats: the next one may be due sooner
+
+    def pull(self, pull: Pull) -> None:
+        """Fetch blocks of a watched lease."""
+        peer = self._home.get(pull.job.lease)
+        if peer is None:  # another request with the same lease has given it up
+            bad = (False,) * sum(map(len, pull.job.places))
+            pull.told(JobReport(job=pull.job.job, good=bad, error="its lease was given up"))
+            return
+        with peer.lock:
+            peer.under_way += 1
+        peer.pulls.put(pull)
+
+    def drop(self, drop: Drop) -> None:
+        """A lease is over. Its producer is told once; if that fails, silence ends it there."""
+        peer = self._home.pop(drop.lease, None)
+        if peer is None:
+            return
+        with peer.lock:
+            peer.leases.pop(drop.lease, None)
+        peer.ends.put(drop)
+
+    def news(self) -> tuple[LeaseEvent, ...]:
+        """Leases that their producers no longer know."""
+        out = []
+        while True:
+            try:
+                out.append(self._lost.get_nowait())
+            except queue.Empty:
+                return tuple(out)
+
+    def stop(self) -> None:
+        """What was put is told to the others, as far as they answer; then nothing more happens."""
+        for peer in self._peers.values():
+            peer.pulls.put(None)
+            peer.ends.put(None)
+        end = time.monotonic() + TIMEOUT_S
+        for peer in self._peers.values():
+            for thread in peer.threads:
+                thread.join(max(0.0, end - time.monotonic()))
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def _peer(self, host: str, port: int) -> _Peer:
+        """The engine at this address; a new one makes room by forgetting those that were not seen for long."""
+        peer = self._peers.get((host, port))
+        now = self._clock()
+        if peer is None:
+            self._forget(now)
+            peer = _Peer(host, port)
+            self._peers[host, port] = peer
+            for what in (self._run_pulls, self._run_notices):
+                thread = threading.Thread(target=what, args=(peer,), name=f"octavo-kv-{peer.name}", daemon=True)
+                peer.threads.append(thread)
+                thread.start()
+        peer.seen = now
+        return peer
+
+    def _forget(self, now: float) -> None:
+        for address, peer in list(self._peers.items()):
+            with peer.lock:
+                idle = not peer.leases and not peer.under_way and now - peer.seen > TTL_S
+            if idle:
+                peer.pulls.put(None)
+                peer.ends.put(None)
+                del self._peers[address]
+
+    # ---- the thread of KV ---------------------------------------------------------------------
+
+    def _run_pulls(self, peer: _Peer) -> None:
+        connection: Connection | None = None
+        while (pull := peer.pulls.get()) is not None:
+            connection = self._do(peer, pull, connection)
+            with peer.lock:
+                peer.under_way -= 1
+        if connection is not None:
+            connection.close()
+
+    def _do(self, peer: _Peer, pull: Pull, connection: Connection | None) -> Connection | None:
+        """One pull; the connection for the next one. A connection that went bad since its last use is made anew once."""
+        began, job = time.monotonic(), pull.job
+        good = [[False] * len(places) for places in job.places]
+        error, was_used = None, connection is not None
+        for _ in range(2 if was_used else 1):
+            try:
+                if connection is None:
+                    connection = Connection(peer.host, peer.port, self._seal, TIMEOUT_S)
+                    peer.clock_offset_s = connection.clock_offset_s
+                    log.info("KV of %s can be read; its clock is %+.3f s off", peer.name, connection.clock_offset_s)
+                self._fetch(connection, pull, good, began + PULL_S)
+                error = None
+                break
+            except (OSError, ValueError) as problem:
+                error = f"{problem}" or type(problem).__name__
+                if connection is not None:
+                    connection.close()
+                    connection = None
+        if error is not None:
+            log.warning("KV could not be fetched from %s: %s", peer.name, error)
+        flat = tuple(fine for row in good for fine in row)
+        num_bytes = sum(self._seal.length(lease_key("", 0, g)) * sum(row) for g, row in enumerate(good))
+        seconds = time.monotonic() - began
+        pull.told(JobReport(job=job.job, good=flat, num_bytes=num_bytes, seconds=seconds, error=error))
+        return connection
+
+    # ---- the thread of notices ----------------------------------------------------------------
+
+    def _run_notices(self, peer: _Peer) -> None:
+        connection: Connection | None = None
+        next_beat = 0.0
+        over = False
+        while not over:
+            with peer.lock:
+                every = min(peer.leases.values(), default=0.0) / BEATS
+            drops, over = self._wait(peer, max(0.0, next_beat - time.monotonic()) if every else None)
+            beats = bool(every) and time.monotonic() >= next_beat
+            for _ in range(2 if connection is not None else 1):  # one that went bad since its last use is made anew
+                try:
+                    if connection is None and (drops or beats):
+                        connection = Connection(peer.host, peer.port, self._seal, TIMEOUT_S)
+                    if connection is not None:
+                        self._tell(connection, drops)
+                        if beats:
+                            self._beat(connection, peer)
+                    break
+                except (OSError, ValueError) as problem:
+                    log.debug("%s did not take a notice: %s", peer.name, problem)
+                    if connection is not None:
+                        connection.close()
+                        connection = None
+            if beats:
+                next_beat = time.monotonic() + (every if connection is not None else min(every, 1.0))
+        if connection is not None:
+            connection.close()
+
+    def _wait(self, peer: _Peer, timeout_s: float | None) -> tuple[list[Drop], bool]:
+        """Drops that came, after at most so long, and whether the end did."""
+        drops: list[Drop] = []
+        try:
+            item = peer.ends.get(timeout=timeout_s)
+            while item is not None:
+                if item.lease:
+                    drops.append(item)
+                item = peer.ends.get_nowait()
+        except queue.Empty:
+            return drops, False
+        return drops, True
+
+    def _tell(self, connection: Connection, drops: Sequence[Drop]) -> None:
+        for done in (True, False):
+            leases = [drop.lease for drop in drops if drop.done is done]
+            for start in range(0, len(leases), MOST_KEYS):
+                send(connection.socket, Return(tuple(leases[start : start + MOST_KEYS]), done))
+                receive(connection.socket, Alive)
+
+    def _beat(self, connection: Connection, peer: _Peer) -> None:
+        with peer.lock:
+            leases = tuple(peer.leases)
+        for start in range(0, len(leases), MOST_KEYS):
+            part = leases[start : start + MOST_KEYS]
+            send(connection.socket, Beat(part))
+            answer = receive(connection.socket, Alive).good
+            if len(answer) != len(part):
+                raise WireError("an answer has another length than its question")
+            for lease, alive in zip(part, answer, strict=True):
+                if not alive:
+                    self._lost.put(LeaseEvent(lease, LeaseNews.LOST))

@@ -1,0 +1,100 @@
+"""What moves blocks in a hand-over, by shape, and where such things are found.
+
+Promises: the ends of a transport are called by the engine's thread and never hold it up; whatever happens, a pull is
+told of once, and a lease that was closed is reported closed once.
+Does not know: any transport but by name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from octavo.base.errors import ConfigError
+from octavo.features.transfer.data.peer_server import PeerDoor
+from octavo.features.transfer.data.regions import KVRegion
+from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.handover import Drop, LeaseEvent, PullJob, Role, Watch
+from octavo.features.transfer.plan import JobReport
+from octavo.plugins.registry import load_target, unknown_name
+
+TRANSPORTS: Final = {
+    "tcp": "octavo.features.transfer.data.over_tcp:make",
+    "file": "octavo.features.transfer.data.over_file:make",
+    "nixl": "octavo.features.transfer.data.over_nixl:make",
+}
+
+
+class Giving(Protocol):
+    """A producer's end."""
+
+    def open(self, lease: str, blocks: tuple[tuple[int, ...], ...]) -> None:
+        """These blocks, by group, may be read under the lease until it is closed; 0 is no block."""
+
+    def close(self, lease: str) -> None:
+        """Nobody may begin to read. `LeaseNews.CLOSED` follows, once, when nobody reads any more."""
+
+    def news(self) -> tuple[LeaseEvent, ...]:
+        """Notices since the last call, in order."""
+
+    def stop(self) -> None:
+        """No call comes after this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A fetch: where its blocks go, and who is told of its end. Both are called from other threads."""
+
+    job: PullJob
+    write: Callable[[PullJob, int, int, memoryview], None]  # the job, group, which of its blocks, content
+    told: Callable[[JobReport], None]
+
+
+class Taking(Protocol):
+    """A consumer's end."""
+
+    def watch(self, watch: Watch) -> None:
+        """Keep a lease alive from now on."""
+
+    def pull(self, pull: Pull) -> None:
+        """Fetch blocks of a watched lease; it is told once, whatever happens."""
+
+    def drop(self, drop: Drop) -> None:
+        """A watched lease is over."""
+
+    def news(self) -> tuple[LeaseEvent, ...]:
+        """Leases that are gone."""
+
+    def stop(self) -> None:
+        """No call comes after this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a transport is made with: this engine's side, its KV memory by group, and where others come.
+
+    `address` is what followed `://`, empty for a transport without one of its own.
+    """
+
+    role: Role
+    address: str
+    regions: tuple[KVRegion, ...]
+    seal: Seal
+    door: PeerDoor
+
+
+Make = Callable[[Place], tuple[Giving | None, Taking | None]]
+
+
+def find_transport(text: str) -> Make:
+    """The maker of a transport: by its kind, by an address of that kind, or by import path. Raises `ConfigError`."""
+    kind = text.partition("://")[0]
+    target = TRANSPORTS.get(kind)
+    if target is None:
+        if ":" not in kind:
+            raise ConfigError(f"--kv-transport {text}: {unknown_name('transport', kind, tuple(TRANSPORTS))}")
+        target = kind
+    try:
+        make: Make = load_target(target)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--kv-transport {text} cannot be imported: {error}") from None
+    return make

@@ -1,0 +1,179 @@
+"""What prefill and decode instances say to each other through their engines: hints, and each half's plan and report.
+
+Promises: a hint is plain JSON that a router carries without reading it; a hint that was altered, or that belongs to
+another prompt, is told apart from one that fits; every fetch is reported once.
+Does not know: sockets, blocks' owners, or the router.
+
+A *producer* computes a prompt and keeps its blocks under a *lease*; its answer carries a `Hint`. A *consumer* that gets
+the prompt with the hint fetches the blocks instead of computing them, and says when it is done (PDX-5, PDX-8).
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from octavo.base.errors import ClientError
+from octavo.base.requests import EngineRequest
+from octavo.base.step import PlanPart, ResultPart
+from octavo.features.transfer.plan import JobReport
+
+FIELD: Final = "kv_transfer_params"  # of requests and answers
+ASK: Final = "do_remote_decode"  # in a request: keep this prompt's KV for somebody
+TAKE: Final = "do_remote_prefill"  # in a request: this prompt's KV is there
+
+
+class Role(StrEnum):
+    """Which sides of a hand-over an engine takes."""
+
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+    BOTH = "both"
+
+    @property
+    def produces(self) -> bool:
+        return self is not Role.CONSUMER
+
+    @property
+    def consumes(self) -> bool:
+        return self is not Role.PRODUCER
+
+
+class Hint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a prompt's KV waits. Durations, not moments: two machines' clocks need not agree."""
+
+    address: str  # of the producer: transport://place
+    lease: str
+    prompt: str  # digest, see `prompt_digest`
+    num_tokens: int
+    lease_s: float
+
+    def as_params(self) -> dict[str, Any]:
+        """As the answer carries it."""
+        return {TAKE: True, **msgspec.to_builtins(self)}
+
+
+def check_params(params: Mapping[str, Any], role: str | None, num_answers: int) -> None:
+    """Whether an engine of this role can do what a request's parameters ask. Raises `ClientError`."""
+    side = None if role is None else Role(role)
+    for name, able, other in (
+        (ASK, side is not None and side.produces, Role.PRODUCER),
+        (TAKE, side is not None and side.consumes, Role.CONSUMER),
+    ):
+        if not params.get(name):
+            continue
+        if not able:
+            said = "without --kv-role" if role is None else f"with --kv-role {role}"
+            raise ClientError(f"{FIELD}.{name}: this server was started {said}; it takes {other} or both", param=FIELD)
+        if num_answers != 1:
+            raise ClientError(f"{FIELD}.{name} is for one prompt with one answer", param=FIELD)
+    read_hint(params)
+
+
+def read_hint(data: Mapping[str, Any]) -> Hint | None:
+    """The hint in a request's parameters; None when they hold none. Raises `ClientError` for one that makes no sense."""
+    if not data.get(TAKE):
+        return None
+    try:
+        hint = msgspec.convert({k: v for k, v in data.items() if k != TAKE}, Hint)
+    except msgspec.ValidationError as error:
+        raise ClientError(
+            f"{FIELD} must be passed on as the prefill instance gave it: {error}", param=FIELD, code="invalid_value"
+        ) from None
+    if not 0 < hint.lease_s <= 86400 or "://" not in hint.address or len(hint.address) + len(hint.lease) > 512:
+        raise ClientError(f"{FIELD} must be passed on as the prefill instance gave it", param=FIELD)
+    return hint
+
+
+def prompt_digest(req: EngineRequest) -> str:
+    """What tells prompts apart whose KV differs: token ids, and the extra keys of the prefix cache (REU-2)."""
+    digest = hashlib.sha256(np.asarray(req.prompt_token_ids, dtype="<u4").tobytes())
+    adapter = req.adapter
+    for extra in (req.cache_salt or "", "" if adapter is None else f"{adapter.name}\0{adapter.digest}"):
+        data = extra.encode()
+        digest.update(len(data).to_bytes(4, "little") + data)
+    return digest.hexdigest()[:32]
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """From now on these blocks may be read under the lease: by group, the request's table; 0 where there is none."""
+
+    lease: str
+    blocks: tuple[tuple[int, ...], ...]
+
+
+class Watch(msgspec.Struct, frozen=True, kw_only=True):
+    """Keep this lease alive at its producer, until it is dropped."""
+
+    lease: str
+    address: str
+    lease_s: float
+
+
+class Drop(msgspec.Struct, frozen=True, kw_only=True):
+    """A watched lease is over: everything came (`done`), or it is given up."""
+
+    lease: str
+    done: bool
+
+
+class PullJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Fetch blocks under a watched lease: of each group, `places` in the producer's table to `blocks` here.
+
+    The report's `good` follows the groups one after the other.
+    """
+
+    job: int
+    lease: str
+    places: tuple[tuple[int, ...], ...]
+    blocks: tuple[tuple[int, ...], ...]
+
+
+class HandoverPlan(PlanPart, frozen=True, kw_only=True):
+    """The hand-over's share of a step."""
+
+    grants: tuple[Grant, ...] = ()
+    revokes: tuple[str, ...] = ()  # leases that nobody may begin to read any more
+    watches: tuple[Watch, ...] = ()
+    drops: tuple[Drop, ...] = ()
+    pulls: tuple[PullJob, ...] = ()
+
+
+class LeaseNews(StrEnum):
+    """What the data half heard of a lease."""
+
+    BEAT = "beat"  # producer's side: its consumer is alive
+    DONE = "done"  # producer's side: its consumer has everything
+    ABORTED = "aborted"  # producer's side: its consumer gave up
+    CLOSED = "closed"  # producer's side: nothing reads its blocks, and nothing will
+    LOST = "lost"  # consumer's side: the producer knows no such lease
+
+
+class LeaseEvent(msgspec.Struct, frozen=True):
+    """One notice, in the order in which they came."""
+
+    lease: str
+    news: LeaseNews
+
+
+class HandoverReport(ResultPart, frozen=True, kw_only=True):
+    """Notices and fetches since the last report."""
+
+    events: tuple[LeaseEvent, ...] = ()
+    jobs: tuple[JobReport, ...] = ()
+
+
+def good_tokens(pull: PullJob, good: Sequence[bool], block_sizes: Sequence[int], promised: int) -> int:
+    """How many leading tokens are there when these blocks of a pull came: up to the first bad block of any group."""
+    if len(good) != sum(map(len, pull.places)):
+        return 0
+    tokens, at = promised, 0
+    for places, size in zip(pull.places, block_sizes, strict=True):
+        for place, fine in zip(places, good[at : at + len(places)], strict=True):
+            if not fine:
+                tokens = min(tokens, place * size)
+        at += len(places)
+    return tokens

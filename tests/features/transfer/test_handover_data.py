@@ -1,0 +1,320 @@
+"""The data halves of a hand-over, over real sockets: fence, server, sessions (PDX-3, PDX-6, PDX-9, PDX-10)."""
+
+import queue
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+
+from octavo.features.transfer import wire
+from octavo.features.transfer.data import over_tcp, session
+from octavo.features.transfer.data.guard import LeaseGuard
+from octavo.features.transfer.data.over_tcp import LeaseGiver, TcpFetch
+from octavo.features.transfer.data.peer_server import PeerServer
+from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.data.session import Sessions
+from octavo.features.transfer.data.transport import Pull
+from octavo.features.transfer.handover import Drop, LeaseEvent, LeaseNews, PullJob, Watch
+from tests.support.ports import free_port
+
+SIZES = (70_000, 3_000)  # bytes of a block, by group
+IDENTITY = {"model": "ours", "dtype": "bfloat16"}
+
+
+def content(group, block):
+    return np.random.default_rng(group * 1000 + block).integers(0, 256, SIZES[group], dtype=np.uint8)
+
+
+class Region:
+    """Blocks of one group, by shape what `regions.KVRegion` is."""
+
+    def __init__(self, group):
+        self.group, self.chunk_bytes = group, SIZES[group]
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reads = 0
+
+    def read(self, block, row):
+        self.reads += 1
+        assert self.gate.wait(10)
+        row[:] = content(self.group, block)
+
+
+class Side:
+    """A producer's data half."""
+
+    def __init__(self, port=0, identity=IDENTITY):
+        self.guard = LeaseGuard()
+        self.regions = [Region(0), Region(1)]
+        seal = Seal(identity, SIZES)
+        self.server = PeerServer("127.0.0.1", port, seal, [LeaseGiver(self.guard, self.regions, seal)])
+        self.port = self.server.port
+
+    def wait_news(self, *wanted):
+        """Until these notices came, in any order and with others between."""
+        seen, end = [], time.monotonic() + 10
+        while not set(wanted) <= set(seen):
+            seen += self.guard.news()
+            assert time.monotonic() < end, seen
+            time.sleep(0.005)
+        return seen
+
+
+@contextmanager
+def producer(**options):
+    side = Side(**options)
+    try:
+        yield side
+    finally:
+        side.server.close()
+
+
+class Reader:
+    """A consumer's data half."""
+
+    def __init__(self, identity=IDENTITY, clock=time.monotonic):
+        seal = Seal(identity, SIZES)
+        self.sessions = Sessions(seal, TcpFetch(seal), clock)
+        self.got, self.done = {}, queue.SimpleQueue()
+        self.numbers = iter(range(1, 1000))
+
+    def watch(self, port, lease="l", lease_s=30.0):
+        self.sessions.watch(Watch(lease=lease, address=f"tcp://127.0.0.1:{port}", lease_s=lease_s))
+
+    def start(self, lease="l", places=((0, 1, 2), (0, 1))):
+        blocks = tuple(tuple(place + 50 for place in row) for row in places)
+        job = PullJob(job=next(self.numbers), lease=lease, places=places, blocks=blocks)
+        self.sessions.pull(Pull(job, self._write, self.done.put))
+
+    def _write(self, job, group, at, body):
+        self.got[group, job.blocks[group][at]] = np.frombuffer(body, dtype=np.uint8)
+
+    def pull(self, lease="l", places=((0, 1, 2), (0, 1)), timeout_s=20.0):
+        self.start(lease, places)
+        return self.done.get(timeout=timeout_s)
+
+
+@contextmanager
+def reader(**options):
+    side = Reader(**options)
+    try:
+        yield side
+    finally:
+        side.sessions.stop()
+
+
+TABLES = ((7, 8, 9), (4, 5))
+
+
+def test_blocks_under_a_lease_come_whole():
+    with producer() as side, reader() as mine:
+        side.guard.open("l", TABLES)
+        mine.watch(side.port)
+        report = mine.pull()
+        assert report.good == (True,) * 5 and report.error is None
+        assert report.num_bytes == 3 * SIZES[0] + 2 * SIZES[1]
+        for group, table in enumerate(TABLES):
+            for place, block in enumerate(table):
+                assert (mine.got[group, place + 50] == content(group, block)).all()
+        mine.sessions.drop(Drop(lease="l", done=True))
+        side.wait_news(LeaseEvent("l", LeaseNews.DONE))
+
+
+def test_what_is_not_in_the_lease_does_not_come():
+    with producer() as side, reader() as mine:
+        side.guard.open("l", ((7, 0, 9), (4, 5)))
+        mine.watch(side.port)
+        report = mine.pull(places=((0, 1, 2, 3, -1), (0,)))
+        assert report.good == (True, False, True, False, False, True) and report.error is None
+        mine.watch(side.port, "another")
+        assert mine.pull("another").good == (False,) * 5
+
+
+def test_many_blocks_go_in_several_questions(monkeypatch):
+    monkeypatch.setattr(over_tcp, "TAKE_AT_ONCE", 2)
+    with producer() as side, reader() as mine:
+        side.guard.open("l", (tuple(range(1, 8)), (4, 5)))
+        mine.watch(side.port)
+        assert mine.pull(places=(tuple(range(7)), (0, 1))).good == (True,) * 9
+
+
+def test_a_closed_lease_is_not_read_and_one_that_is_being_read_closes_after_that():
+    with producer() as side, reader() as mine:
+        side.guard.open("l", TABLES)
+        mine.watch(side.port)
+        side.regions[0].gate.clear()
+        mine.start()
+        end = time.monotonic() + 10
+        while not side.regions[0].reads and time.monotonic() < end:
+            time.sleep(0.005)
+        side.guard.close("l")
+        assert LeaseEvent("l", LeaseNews.CLOSED) not in side.guard.news()  # somebody is at it
+        side.regions[0].gate.set()
+        side.wait_news(LeaseEvent("l", LeaseNews.CLOSED))
+        report = mine.done.get(timeout=10)
+        assert report.good == (True, False, False, False, False) and side.regions[0].reads == 1
+        side.guard.close("unknown")
+        assert side.guard.news() == (LeaseEvent("unknown", LeaseNews.CLOSED),)
+
+
+def test_a_lease_is_kept_alive_while_it_is_watched_and_no_longer():
+    with producer() as side, reader() as mine:
+        side.guard.open("l", TABLES)
+        side.guard.open("m", TABLES)
+        mine.watch(side.port, "l", lease_s=0.3)
+        mine.watch(side.port, "m", lease_s=30.0)
+        for _ in range(3):
+            side.wait_news(LeaseEvent("l", LeaseNews.BEAT), LeaseEvent("m", LeaseNews.BEAT))
+        mine.sessions.drop(Drop(lease="l", done=False))
+        side.wait_news(LeaseEvent("l", LeaseNews.ABORTED))
+        time.sleep(0.3)
+        assert LeaseEvent("l", LeaseNews.BEAT) not in side.guard.news()
+
+
+def test_a_lease_that_is_gone_there_is_reported_lost():
+    with producer() as side, reader() as mine:
+        mine.watch(side.port, lease_s=0.3)
+        end, lost = time.monotonic() + 10, ()
+        while not lost:
+            lost = mine.sessions.news()
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        assert lost[0] == LeaseEvent("l", LeaseNews.LOST)
+
+
+def test_notices_do_not_wait_for_kv():
+    with producer() as side, reader() as mine:
+        side.guard.open("l", TABLES)
+        mine.watch(side.port, lease_s=0.3)
+        side.regions[0].gate.clear()
+        mine.start()
+        for _ in range(3):
+            side.wait_news(LeaseEvent("l", LeaseNews.BEAT))
+        side.regions[0].gate.set()
+        assert mine.done.get(timeout=10).good == (True,) * 5
+
+
+def test_another_model_is_refused_by_name(caplog):
+    with producer() as side, reader(identity={**IDENTITY, "dtype": "float32"}) as mine:
+        side.guard.open("l", TABLES)
+        mine.watch(side.port)
+        report = mine.pull()
+        assert not any(report.good) and report.error == "refused: dtype: bfloat16 there, float32 here"
+
+
+def test_a_producer_that_is_gone_fails_the_fetch_at_once_and_one_that_came_back_is_found():
+    side = Side()
+    side.guard.open("l", TABLES)
+    with reader() as mine:
+        mine.watch(side.port)
+        assert all(mine.pull().good)
+        side.server.close()
+        began = time.monotonic()
+        report = mine.pull()
+        assert not any(report.good) and report.error and time.monotonic() - began < 3
+        with producer(port=side.port) as again:
+            again.guard.open("l", TABLES)
+            assert all(mine.pull().good)
+
+
+def test_a_producer_that_freezes_fails_the_fetch_within_the_set_time(monkeypatch):
+    monkeypatch.setattr(session, "TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listener, reader() as mine:
+        mine.watch(listener.getsockname()[1])
+        began = time.monotonic()
+        assert not any(mine.pull().good) and time.monotonic() - began < 3
+
+
+def test_a_producer_that_trickles_fails_the_fetch_within_the_set_time(monkeypatch):
+    monkeypatch.setattr(session, "PULL_S", 0.5)
+    with producer() as side, reader() as mine:
+        side.guard.open("l", (tuple(range(1, 9)), ()))
+        region = side.regions[0]
+        plain = region.read
+
+        def slow(block, row):
+            time.sleep(0.2)
+            plain(block, row)
+
+        region.read = slow
+        mine.watch(side.port)
+        report = mine.pull(places=(tuple(range(8)), ()))
+        assert any(report.good) and not all(report.good) and "did not come in time" in report.error
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [b"HTTP/1.1 400 Bad\r\n" * 9],
+        ["welcome", wire.Chunks((5, 5, 5))],
+        ["welcome", wire.Chunks((5,))],
+        ["welcome", wire.Alive((True,))],
+        ["welcome", b"OKV1\xff\xff\xff\xff"],
+        ["welcome", b""],
+    ],
+    ids=["http", "sizes", "too few", "another kind", "endless", "nothing"],
+)
+def test_a_producer_that_answers_nonsense_fails_the_fetch(answers, monkeypatch):
+    monkeypatch.setattr(session, "TIMEOUT_S", 1.0)
+
+    def serve(listener):
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=talk, args=(connection,), daemon=True).start()
+
+    def talk(connection):
+        with connection, suppress(OSError, wire.WireError):
+            for answer in answers:
+                wire.receive_any(connection)
+                if answer == "welcome":
+                    wire.send(connection, wire.Welcome(now=0.0))
+                elif isinstance(answer, bytes):
+                    connection.sendall(answer)
+                else:
+                    wire.send(connection, answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, reader() as mine:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        mine.watch(listener.getsockname()[1])
+        report = mine.pull()
+        assert not any(report.good) and report.error
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_engines_that_were_not_seen_for_long_are_forgotten_when_new_ones_appear():
+    now = [0.0]
+    with producer() as side, reader(clock=lambda: now[0]) as mine:
+        side.guard.open("l", TABLES)
+        mine.watch(side.port)
+        mine.watch(free_port(), "x")
+        mine.sessions.drop(Drop(lease="x", done=False))
+        now[0] += session.TTL_S + 1
+        mine.watch(free_port(), "y")
+        assert len(mine.sessions) == 2  # the one whose lease is watched stays
+        assert all(mine.pull().good)
+
+
+def test_a_fetch_of_a_lease_that_somebody_gave_up_is_reported_too():
+    with reader() as mine:
+        mine.watch(free_port())
+        mine.sessions.drop(Drop(lease="l", done=False))
+        assert mine.pull().error == "its lease was given up"
+
+
+def test_a_lease_that_is_asked_for_before_it_is_open_is_waited_for():
+    with producer() as side, reader() as mine:
+        mine.watch(side.port, lease_s=0.3)
+        mine.start()
+        time.sleep(0.1)
+        side.guard.open("l", TABLES)
+        assert all(mine.done.get(timeout=10).good)
+        side.wait_news(LeaseEvent("l", LeaseNews.BEAT))
+        assert mine.sessions.news() == ()
+        side.guard.close("l")
+        began = time.monotonic()
+        with side.guard.reading("l") as tables:
+            assert tables is None and time.monotonic() - began < 0.5  # known to be over

@@ -1,0 +1,140 @@
+"""A hand-over through a folder: whole prompts or none, whatever happens to the folder (PDX-11)."""
+
+import os
+import queue
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+from octavo.base.errors import ConfigError
+from octavo.features.transfer.data import over_file
+from octavo.features.transfer.data.peer_server import PeerDoor
+from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.data.transport import Place, Pull, find_transport
+from octavo.features.transfer.handover import Drop, LeaseEvent, LeaseNews, PullJob, Role, Watch
+from tests.features.transfer.test_handover_data import IDENTITY, SIZES, Region, content
+
+LEASE = "a1b2"
+TABLES = ((7, 8, 9), (4, 5))
+
+
+@pytest.fixture
+def ends(tmp_path):
+    def place(role, identity=IDENTITY):
+        regions = (Region(0), Region(1))
+        return Place(role=role, address=str(tmp_path), regions=regions, seal=Seal(identity, SIZES), door=PeerDoor(None))
+
+    made = []
+
+    def make(role, **options):
+        pair = find_transport("file:///x")(place(role, **options))
+        made.extend(end for end in pair if end is not None)
+        return pair
+
+    yield make
+    for end in made:
+        end.stop()
+
+
+def news(end, wanted, timeout_s=10.0):
+    seen, limit = [], time.monotonic() + timeout_s
+    while wanted not in seen:
+        seen += end.news()
+        assert time.monotonic() < limit, seen
+        time.sleep(0.005)
+    return seen
+
+
+def start(taking, places=((0, 1, 2), (0, 1)), lease=LEASE):
+    done, got = queue.SimpleQueue(), {}
+    job = PullJob(job=1, lease=lease, places=places, blocks=places)
+
+    def write(job, group, at, body):
+        got[group, at] = np.frombuffer(bytes(body), dtype=np.uint8)
+
+    taking.watch(Watch(lease=lease, address="file:///x", lease_s=30))
+    taking.pull(Pull(job, write, done.put))
+    return done, got
+
+
+def test_a_prompt_goes_through_the_folder_and_leaves_nothing_there(ends, tmp_path):
+    (giving, none), (nothing, taking) = ends(Role.PRODUCER), ends(Role.CONSUMER)
+    assert none is None and nothing is None
+    done, got = start(taking)  # it comes before the prompt does
+    giving.open(LEASE, TABLES)
+    giving.close(LEASE)
+    assert news(giving, LeaseEvent(LEASE, LeaseNews.CLOSED))[0] == LeaseEvent(LEASE, LeaseNews.DONE)
+    report = done.get(timeout=10)
+    assert report.good == (True,) * 5 and report.num_bytes == 3 * SIZES[0] + 2 * SIZES[1]
+    assert all(
+        (got[group, at] == content(group, block)).all() for group in (0, 1) for at, block in enumerate(TABLES[group])
+    )
+    taking.drop(Drop(lease=LEASE, done=True))
+    taking.stop()
+    assert not list(tmp_path.glob("*/*"))
+
+
+def test_blocks_that_are_not_there_or_were_altered_are_not_good(ends, tmp_path):
+    (giving, _), (_, taking) = ends(Role.PRODUCER), ends(Role.CONSUMER)
+    giving.open(LEASE, ((7, 0, 9), (4, 5)))
+    news(giving, LeaseEvent(LEASE, LeaseNews.DONE))
+    (path,) = tmp_path.glob("*/*/1-0.kv")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    (path,) = tmp_path.glob("*/*/1-1.kv")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert start(taking)[0].get(timeout=10).good == (True, False, True, False, False)
+
+
+def test_a_prompt_that_does_not_appear_fails_within_the_set_time(ends, monkeypatch):
+    monkeypatch.setattr(over_file, "WAIT_S", 0.2)
+    _, taking = ends(Role.CONSUMER)
+    report = start(taking)[0].get(timeout=10)
+    assert not any(report.good) and report.error == "the prompt did not appear within 0.2 s"
+    report = start(taking, lease="../../etc")[0].get(timeout=10)
+    assert not any(report.good) and "letters and digits" in report.error
+
+
+def test_another_model_looks_elsewhere(ends, monkeypatch):
+    monkeypatch.setattr(over_file, "WAIT_S", 0.2)
+    (giving, _), (_, taking) = ends(Role.PRODUCER), ends(Role.CONSUMER, identity={"model": "other"})
+    giving.open(LEASE, TABLES)
+    news(giving, LeaseEvent(LEASE, LeaseNews.DONE))
+    assert not any(start(taking)[0].get(timeout=10).good)
+
+
+def test_a_folder_that_is_gone_loses_the_prompt_and_frees_its_blocks(ends, tmp_path, caplog):
+    giving, _ = ends(Role.PRODUCER)
+    shutil.rmtree(next(tmp_path.iterdir()))
+    giving.open(LEASE, TABLES)
+    giving.close(LEASE)
+    seen = news(giving, LeaseEvent(LEASE, LeaseNews.CLOSED))
+    assert seen[0] == LeaseEvent(LEASE, LeaseNews.ABORTED) and "could not be put in" in caplog.text
+
+
+def test_what_nobody_took_is_removed_in_the_end(ends, tmp_path):
+    giving, _ = ends(Role.PRODUCER)
+    giving.open(LEASE, TABLES)
+    news(giving, LeaseEvent(LEASE, LeaseNews.DONE))
+    (prompt,) = tmp_path.glob("*/*")
+    old = time.time() - over_file.KEEP_S - 1
+    os.utime(prompt, (old, old))
+    giving.open("c3", TABLES)
+    news(giving, LeaseEvent("c3", LeaseNews.DONE))
+    assert [path.name for path in tmp_path.glob("*/*")] == ["c3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tpc", "there is no transport named 'tpc'; did you mean 'tcp'"),
+        ("nowhere.module:make", "--kv-transport nowhere.module:make cannot be imported: No module named 'nowhere'"),
+    ],
+)
+def test_transports_are_found_by_name_or_import_path(text, said):
+    assert find_transport("octavo.features.transfer.data.over_file:make") is over_file.make
+    with pytest.raises(ConfigError, match=said):
+        find_transport(text)
