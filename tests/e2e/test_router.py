@@ -1,16 +1,16 @@
 """Cache events of a real engine, and a router over real engines that chooses by them (SCH-27, PDX-12)."""
 
-import json
+import signal
 from contextlib import ExitStack, contextmanager
 
 import httpx
 import msgspec
 import pytest
 
-from octavo.config.args import SERVER_SECTIONS, options
 from octavo.features.router.prompt import Prompt
 from octavo.kvcache.published import Mirror, Note
 from tests.support import checkpoints
+from tests.support.handover import pair
 from tests.support.http_server import wait_until
 from tests.support.live import live, spawn
 from tests.support.routed import routed
@@ -167,31 +167,73 @@ def test_streams_and_plain_answers_through_the_router_are_the_engines_own():
         assert "".join(c["text"] for e in events[:-1] for c in e["choices"]) == direct["choices"][0]["text"]
 
 
-HANDS_OVER = "kv_role" in options(SERVER_SECTIONS)
+PROMPT = ids(4, 150)
+BODY = {"prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
 
 
-@pytest.mark.skipif(not HANDS_OVER, reason="this version of the engine has no --kv-role")
-@pytest.mark.parametrize("streamed", [False, True])
-def test_pdx_12_prefill_and_decode_on_two_engines_give_the_text_of_one(streamed):
-    common = ["--dtype", "float32", "--num-threads", "1", "--block-size", "16", "--num-kv-blocks", "64"]
-    model = str(checkpoints.tiny_llama())
-    producer = [*common, "--kv-role", "producer", "--kv-listen", "127.0.0.1:0"]
-    with (
-        spawn(model, *producer) as first,
-        spawn(model, *common, "--kv-role", "consumer") as second,
-        routed(prefill=[first], decode=[second]) as router,
-    ):
-        body = {"model": first.model, "prompt": ids(4, 150), "max_tokens": 20, "temperature": 0, "ignore_eos": True}
-        with live(checkpoints.tiny_llama(), **SMALL) as alone:
-            wanted = alone.complete(ids(4, 150), max_tokens=20, ignore_eos=True)["choices"][0]["text"]
-        if streamed:
-            events = router.stream(**body)
-            text = "".join(c["text"] for e in events[:-1] for c in e["choices"])
-        else:
-            answer = router.complete(**body)
-            assert answer.headers["x-octavo-prefill-instance"] == first.url.removeprefix("http://")
-            assert answer.headers["x-octavo-instance"] == second.url.removeprefix("http://")
-            text = answer.json()["choices"][0]["text"]
-        assert text == wanted
+@pytest.fixture(scope="module")
+def alone():
+    """What one engine says to the prompt."""
+    with live(checkpoints.tiny_llama(), **SMALL) as server:
+        return server.complete(PROMPT, max_tokens=20, ignore_eos=True)["choices"][0]["text"]
+
+
+@contextmanager
+def handing_over():
+    """A router over a producer and a consumer, each a process of its own."""
+    with pair() as (first, second), routed(prefill=[first], decode=[second]) as router:
+        yield router, first, second
+
+
+def name(server):
+    return server.url.removeprefix("http://")
+
+
+def kill(server):
+    """As the system does when memory runs out."""
+    server.process.kill()
+    server.process.wait(10)
+
+
+def test_pdx_12_prefill_and_decode_on_two_engines_give_the_text_of_one(alone):
+    with handing_over() as (router, first, second):
+        answer = router.complete(model=first.model, **BODY)
+        assert answer.headers["x-octavo-prefill-instance"] == name(first)
+        assert answer.headers["x-octavo-instance"] == name(second)
+        assert answer.json()["choices"][0]["text"] == alone
+        assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens_by_source"]["remote"] >= 128
+        events = router.stream(model=first.model, **{**BODY, "cache_salt": "another"})
+        assert "".join(c["text"] for e in events[:-1] for c in e["choices"]) == alone and events[-1] == "[DONE]"
+        messages = [{"role": "user", "content": "tell me of the sea and the sky " * 10}]
+        chat = {"model": first.model, "messages": messages, "max_completion_tokens": 5, "temperature": 0}
+        answer = router.http.post("/v1/chat/completions", json=chat)
+        assert answer.headers["x-octavo-prefill-instance"] == name(first)
+        assert answer.json()["choices"][0]["message"]["content"] is not None
         assert router.figure("fallbacks_total", leg="prefill") == router.figure("fallbacks_total", leg="decode") == 0
-        assert json.loads(router.http.get("/v1/models").content)["data"]
+
+
+def test_pdx_13_the_text_stays_the_same_when_the_producer_is_killed(alone):
+    with handing_over() as (router, first, second):
+        kill(first)
+        answer = router.complete(model=first.model, **BODY)
+        assert answer.headers["x-octavo-instance"] == name(second) and answer.json()["choices"][0]["text"] == alone
+        assert "x-octavo-prefill-instance" not in answer.headers
+        assert router.figure("fallbacks_total", leg="prefill") == 1
+
+
+def test_pdx_13_the_text_stays_the_same_when_the_consumer_is_killed(alone):
+    with handing_over() as (router, first, second):
+        kill(second)
+        answer = router.complete(model=first.model, **BODY)
+        assert answer.headers["x-octavo-instance"] == name(first) and answer.json()["choices"][0]["text"] == alone
+        assert router.figure("fallbacks_total", leg="decode") == 1
+
+
+def test_pdx_13_a_frozen_consumer_is_left_for_another_server(alone):
+    with handing_over() as (router, first, second):
+        second.process.send_signal(signal.SIGSTOP)
+        try:
+            answer = router.complete(model=first.model, **BODY)
+        finally:
+            second.process.send_signal(signal.SIGCONT)
+        assert answer.headers["x-octavo-instance"] == name(first) and answer.json()["choices"][0]["text"] == alone
