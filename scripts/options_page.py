@@ -8,7 +8,7 @@ Does not know: what options do beyond their help text.
 import sys
 from pathlib import Path
 
-from octavo.config.args import SERVER_SECTIONS, Option, options
+from octavo.config.args import ALL_SECTIONS, Option, options
 from octavo.config.env import NAMES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
@@ -32,8 +32,8 @@ def row(option: Option) -> str:
 def page() -> str:
     """The whole page."""
     parts = [START]
-    known = options(SERVER_SECTIONS)
-    for section, kind in SERVER_SECTIONS.items():
+    known = options(ALL_SECTIONS)
+    for section, kind in ALL_SECTIONS.items():
         title = (kind.__doc__ or section).splitlines()[0].rstrip(".")
         parts.append(f"\n## {title}\n\n| flag | variable | value | default | |\n|---|---|---|---|---|")
         parts += [row(o) for o in known.values() if o.section == section]

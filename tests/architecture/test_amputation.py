@@ -37,3 +37,25 @@ def test_the_engine_works_without_the_folder_of_features():
         tokens == "4"
         and error == "--kv-tier needs a part of Octavo that is not installed: No module named 'octavo.features'"
     )
+
+
+ROUTE = """
+import sys
+from octavo.entrypoints.cli import main
+
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("octavo.features"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Gone())
+sys.exit(main(["route", "--plain", "http://127.0.0.1:1"]))
+"""
+
+
+def test_without_the_folder_of_features_the_router_says_that_it_is_not_there():
+    done = subprocess.run([sys.executable, "-c", ROUTE], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "octavo: octavo route needs a part of Octavo that is not installed: No module named 'octavo.features'\n"
+    )

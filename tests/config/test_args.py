@@ -7,6 +7,7 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.config.args import (
+    ALL_SECTIONS,
     ENGINE_SECTIONS,
     SERVER_SECTIONS,
     Parser,
@@ -28,9 +29,9 @@ def parse(*argv, environ=None):
     return given_from_flags(parser.parse_args(list(argv)), SERVER_SECTIONS, read_env(environ or {}))
 
 
-@pytest.mark.parametrize("name", list(options(SERVER_SECTIONS)))
+@pytest.mark.parametrize("name", list(options(ALL_SECTIONS)))
 def test_every_option_has_help_and_one_name_everywhere(name):
-    option = options(SERVER_SECTIONS)[name]
+    option = options(ALL_SECTIONS)[name]
     assert option.help.endswith(".")
     assert option.flag == "--" + name.replace("_", "-")
     assert option.variable == "OCTAVO_" + name.upper()

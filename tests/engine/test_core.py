@@ -6,12 +6,13 @@ from collections import deque
 import pytest
 
 from octavo.base.errors import ClientError, OctavoError
-from octavo.base.outputs import EngineOutputs, RequestDelta, StatsSnapshot
+from octavo.base.outputs import CacheChanges, EngineOutputs, RequestDelta, StatsSnapshot
 from octavo.base.params import SamplingParams
 from octavo.base.requests import EngineRequest
 from octavo.base.step import PlanPart, StepPlan, StepResult, empty_batch, ragged
 from octavo.base.types import FinishReason
 from octavo.engine.core import EngineCore
+from octavo.kvcache.prefix import CacheEvent
 
 
 class LatePart(PlanPart, frozen=True):
@@ -191,3 +192,23 @@ def test_stopping_stops_the_executor():
     core.stop()
     assert executor.stopped == 1
     assert core.next_deadline() == 7.0
+
+
+def test_SCH_27_what_happened_to_the_cache_travels_with_the_step_and_without_one_too():
+    events = [(CacheEvent("stored", 0, b"a"), CacheEvent("stored", 1, b"b")), (), (CacheEvent("cleared"),)]
+    scheduler, executor = ScriptedScheduler(2, late=False), ScriptedExecutor()
+    core = EngineCore(scheduler, ScriptedApplier(scheduler), executor, take_events=lambda: events.pop(0))
+    first, second, idle = core.step(), core.step(), core.step()
+    assert [d.request_id for d in first.deltas] == ["step 1"] and first.cache == CacheChanges(stored=(b"a",))
+    assert [d.request_id for d in second.deltas] == ["step 2"] and second.cache is None
+    assert idle == EngineOutputs(cache=CacheChanges(cleared=True))
+
+
+def test_SCH_27_events_of_the_cache_are_not_lost_beside_a_refused_request():
+    scheduler, executor = ScriptedScheduler(1, late=False), ScriptedExecutor()
+    take = lambda: (CacheEvent("stored", 0, b"a"),)  # noqa: E731
+    core = EngineCore(scheduler, ScriptedApplier(scheduler), executor, take_events=take)
+    core.add(EngineRequest(request_id="bad", prompt_token_ids=(1,), sampling=SamplingParams()))
+    outputs = core.step()
+    assert [d.request_id for d in outputs.deltas] == ["bad", "step 1"]
+    assert outputs.cache == CacheChanges(stored=(b"a",))

@@ -82,11 +82,21 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, dict[str, float]] = {}  # by feature
 
 
+class CacheChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the blocks that can be found changed (SCH-27): first all were forgotten if `cleared`, then some went and some
+    came, by hash; no hash is in both."""
+
+    cleared: bool = False
+    removed: tuple[bytes, ...] = ()
+    stored: tuple[bytes, ...] = ()
+
+
 class EngineOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Everything one step gives to the front."""
+    """Everything one step gives to the front. `cache` is there only where changes are recorded and there were some."""
 
     deltas: tuple[RequestDelta, ...] = ()
     stats: StatsSnapshot | None = None
+    cache: CacheChanges | None = None
 
 
 # ---- public results -------------------------------------------------------------------------

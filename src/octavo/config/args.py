@@ -31,6 +31,7 @@ from octavo.config.schema import (
     EngineConfig,
     ModelConfig,
     PluginConfig,
+    RouterConfig,
     SchedulerConfig,
     ServerConfig,
 )
@@ -43,9 +44,11 @@ ENGINE_SECTIONS: dict[str, type] = {
     "plugins": PluginConfig,
 }
 SERVER_SECTIONS: dict[str, type] = {**ENGINE_SECTIONS, "server": ServerConfig}
+ROUTER_SECTIONS: dict[str, type] = {"router": RouterConfig, "server": ServerConfig}
+ALL_SECTIONS: dict[str, type] = {**SERVER_SECTIONS, **ROUTER_SECTIONS}
 
 MAX_WAIT_S = 86_400.0 * 365  # longer waits overflow in the event loop's clock
-MIN_KEEP_ALIVE_S = 0.01  # a shorter silence would be nothing but comments
+MIN_KEEP_ALIVE_S = 0.01  # a shorter silence would be nothing but comments; no other wait is shorter either
 
 _SIZE = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kKmMgGtT]?)(i?)[bB]?\s*")
 _COUNT = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kKmM]?)(i?)\s*")
@@ -272,7 +275,7 @@ def _merge(known: Mapping[str, Option], top: str, top_values: Mapping[str, Any],
 def _environment(known: Mapping[str, Option], env: Env) -> dict[str, str]:
     by_variable = {opt.variable: name for name, opt in known.items()}
     found = {}
-    every = {o.variable for o in options(SERVER_SECTIONS).values()}
+    every = {o.variable for o in options(ALL_SECTIONS).values()}
     for variable, value in env.options.items():
         if variable in by_variable:
             found[by_variable[variable]] = value
@@ -346,4 +349,21 @@ def server_config(given: Given) -> ServerConfig:
             f"--stream-keep-alive-s must be in {MIN_KEEP_ALIVE_S:g}..{MAX_WAIT_S:.0f} seconds, "
             f"got {config.stream_keep_alive_s:g}."
         )
+    return config
+
+
+def router_config(given: Given) -> RouterConfig:
+    """The router's part of what was given; raises `ConfigError` for a number out of range."""
+    config = _section(RouterConfig, given)
+    for name in ("min_prefill_tokens", "load_weight"):
+        if getattr(config, name) < 0:
+            raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(config, name)}.")
+    if config.health_failures < 1:
+        raise ConfigError(f"--health-failures must be at least 1, got {config.health_failures}.")
+    for name in ("health_interval_s", "health_timeout_s", "connect_timeout_s", "first_byte_timeout_s"):
+        if not MIN_KEEP_ALIVE_S <= getattr(config, name) <= MAX_WAIT_S:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} must be in {MIN_KEEP_ALIVE_S:g}..{MAX_WAIT_S:.0f} seconds, "
+                f"got {getattr(config, name):g}."
+            )
     return config

@@ -193,6 +193,15 @@ def _kv_memory(s: _State) -> list[Decision]:
     return [Decision("cache.gpu_memory_utilization", None, 0.9, f"default on {s.device.kind}")]
 
 
+def _kv_events(s: _State) -> list[Decision]:
+    if s.config.cache.kv_events and not s.config.cache.enable_prefix_caching:
+        raise ConfigError(
+            "--kv-events tells what the prefix cache holds, and --no-enable-prefix-caching keeps nothing in it: "
+            "drop one of the two."
+        )
+    return []
+
+
 def _block_size(s: _State) -> list[Decision]:
     size = s.config.cache.block_size
     if size is not None and not 1 <= size <= MAX_BLOCK_SIZE:
@@ -215,5 +224,5 @@ def _ranges(s: _State) -> list[Decision]:
 
 
 RULES: tuple[Rule, ...] = (
-    _device, _quantization, _dtype, _max_model_len, _num_seqs, _batched_tokens, _threads, _async, _kv_memory, _block_size, _ranges,
+    _device, _quantization, _dtype, _max_model_len, _num_seqs, _batched_tokens, _threads, _async, _kv_memory, _kv_events, _block_size, _ranges,
 )  # fmt: skip

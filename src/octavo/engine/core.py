@@ -10,12 +10,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from octavo.base.errors import OctavoError
 from octavo.base.outputs import EngineOutputs, RequestDelta, StatsSnapshot
 from octavo.base.requests import EngineRequest
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.base.types import FinishReason
 from octavo.executor.api import Executor, StepHandle
+from octavo.kvcache.prefix import CacheEvent, changes_of
 
 SETTLE_S = 5.0
 SETTLE_POLL_S = 0.001
@@ -44,17 +47,31 @@ class ApplierApi(Protocol):
     def flush(self) -> EngineOutputs | None: ...
 
 
+def _no_events() -> tuple[CacheEvent, ...]:
+    """Nobody asked what the cache holds."""
+    return ()
+
+
 class EngineCore:
-    """Drives scheduler and executor.
+    """Drives scheduler and executor. `take_events` gives what happened to the prefix cache since it was last asked.
 
     Owns: the flight (plans submitted and not yet applied) and the deltas of requests refused on arrival.
     """
 
-    def __init__(self, scheduler: SchedulerApi, applier: ApplierApi, executor: Executor, *, depth: int = 1) -> None:
+    def __init__(
+        self,
+        scheduler: SchedulerApi,
+        applier: ApplierApi,
+        executor: Executor,
+        *,
+        depth: int = 1,
+        take_events: Callable[[], tuple[CacheEvent, ...]] = _no_events,
+    ) -> None:
         self._scheduler = scheduler
         self._applier = applier
         self._executor = executor
         self._depth = depth
+        self._take_events = take_events
         self._flight: deque[tuple[StepPlan, StepHandle]] = deque()
         self._refused: list[RequestDelta] = []
         self._calls: dict[str, Callable[..., Any]] = {
@@ -101,11 +118,11 @@ class EngineCore:
             if len(self._flight) == 1:
                 self._supply()
         if not self._flight:
-            return self._with_refused(self._applier.flush())
+            return self._with_changes(self._with_refused(self._applier.flush()))
         plan, handle = self._flight.popleft()
         outputs = self._applier.apply(plan, handle.result())
         self._supply()
-        return self._with_refused(outputs)
+        return self._with_changes(self._with_refused(outputs))
 
     def _supply(self) -> None:
         """Every step before the oldest in flight has been applied: its late parts can be made."""
@@ -120,6 +137,12 @@ class EngineCore:
         if outputs is None:
             return EngineOutputs(deltas=refused)
         return EngineOutputs(deltas=refused + outputs.deltas, stats=outputs.stats)
+
+    def _with_changes(self, outputs: EngineOutputs | None) -> EngineOutputs | None:
+        events = self._take_events()
+        if not events or (changes := changes_of(events)) is None:
+            return outputs
+        return msgspec.structs.replace(outputs or EngineOutputs(), cache=changes)
 
     def settle(self, timeout_s: float = SETTLE_S) -> None:
         """Let what parts have under way come to its end while nothing runs any more, such as KV on its way to a disk."""

@@ -60,7 +60,7 @@ class EngineLoop:
         try:
             while self._drain():
                 outputs = self._core.step()
-                if outputs is not None and (outputs.deltas or outputs.stats):
+                if outputs is not None and (outputs.deltas or outputs.stats or outputs.cache):
                     self._on_outputs(outputs)
             self._core.settle()
         except Exception as error:  # the edge of the engine: everything ends here, and is said

@@ -62,6 +62,8 @@ class StartupReport:
     seconds: Mapping[str, float]
     notes: tuple[str, ...]
     decisions: tuple[tuple[str, str, str, str], ...]  # field, old, new, why
+    hash_block_size: int = 0  # tokens hashed together for the prefix cache
+    first_block_size: int = 0  # tokens in a block of the first group of layers
 
     @property
     def num_kv_tokens(self) -> int:
@@ -260,6 +262,7 @@ def _assemble(
         watermark_blocks=ceil(sched.kv_watermark * (layout.num_blocks - 1)),
         max_model_len=max_len,
         max_batched_tokens=batched,
+        record_events=config.cache.kv_events,
     )
     depth = 2 if sched.async_scheduling else 1
     parts = (*parts, *_transfer(config, layout, hash_block, kv, clock, speeds))
@@ -283,7 +286,7 @@ def _assemble(
         num_groups=len(layout.groups),
         clock=clock,
     )
-    return EngineCore(scheduler, ResultApplier(scheduler), executor, depth=depth)
+    return EngineCore(scheduler, ResultApplier(scheduler), executor, depth=depth, take_events=kv.take_events)
 
 
 def _transfer(
@@ -345,6 +348,8 @@ def _report(
         seconds=dict(seconds),
         notes=(*loaded.notes, *_padding_note(layout), *_transfer_notes(config, layout, speeds)),
         decisions=tuple(decisions),
+        hash_block_size=hash_block_size(layout),
+        first_block_size=layout.groups[0].spec.block_size,
     )
 
 

@@ -4,10 +4,12 @@ Promises: a key finds a block as long as one block carries it; duplicates are ke
 Does not know: who holds a block, which block is evicted next, or what a window is.
 """
 
+from collections.abc import Iterable
 from typing import Literal, Protocol
 
 import msgspec
 
+from octavo.base.outputs import CacheChanges
 from octavo.kvcache.hashing import BlockHash, group_key
 
 
@@ -20,6 +22,20 @@ class CacheEvent(msgspec.Struct, frozen=True):
     kind: Literal["stored", "removed", "cleared"]
     group: int = 0
     block_hash: bytes = b""
+
+
+def changes_of(events: Iterable[CacheEvent], group: int = 0) -> CacheChanges | None:
+    """What these events say about one group, as one change; None when they say nothing about it."""
+    cleared = False
+    hashes: dict[str, list[bytes]] = {"stored": [], "removed": []}
+    for event in events:
+        if event.kind == "cleared":
+            cleared = True
+        elif event.group == group:
+            hashes[event.kind].append(event.block_hash)
+    if not (cleared or hashes["stored"] or hashes["removed"]):
+        return None
+    return CacheChanges(cleared=cleared, removed=tuple(hashes["removed"]), stored=tuple(hashes["stored"]))
 
 
 class Events(Protocol):

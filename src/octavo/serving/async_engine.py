@@ -26,6 +26,7 @@ from octavo.observe.log import get_logger
 from octavo.observe.stats import NullStats, StatsSink
 from octavo.outputs.assembler import OutputAssembler, merge
 from octavo.outputs.detokenizer import Decoder
+from octavo.serving.cache_feed import Feed, NoFeed
 from octavo.serving.info import EngineInfo
 from octavo.serving.intake import Intake, RequestIds, RequestOptions
 
@@ -191,12 +192,14 @@ class AsyncEngine:
         clock: Callable[[], float] = time.monotonic,
         *,
         stats: StatsSink | None = None,
+        feed: Feed | None = None,
         id_prefix: str | None = None,
     ) -> None:
         self._client = client
         self._info = info
         self._clock = clock
         self._stats = stats or NullStats()
+        self._feed: Feed = NoFeed() if feed is None else feed
         prefix = secrets.token_hex(4) + "-" if id_prefix is None else id_prefix
         self._intake = Intake(limits, info, RequestIds(prefix), clock)
         self._assembler = OutputAssembler(decoder)
@@ -273,8 +276,7 @@ class AsyncEngine:
 
     async def abort(self, request_id: str) -> None:
         """Stop a request from outside: its reader gets a last output with finish reason `abort`."""
-        prefix = request_id + "."
-        if ids := tuple(i for i in self._assembler.open_ids() if i == request_id or i.startswith(prefix)):
+        if ids := tuple(i for i in self._assembler.open_ids() if i == request_id or i.startswith(f"{request_id}.")):
             self._client.abort(ids)
 
     async def drain(self, timeout_s: float) -> bool:
@@ -352,6 +354,8 @@ class AsyncEngine:
             self._stats.ended(record)
         if outputs.stats is not None:
             self._stats.absorb(outputs.stats)
+        if outputs.cache is not None:
+            self._feed.absorb(outputs.cache)
 
     def _die(self, why: str) -> None:
         """The engine is gone: nobody waits in silence."""
@@ -360,6 +364,7 @@ class AsyncEngine:
         self._drain_inbox()
         self._death = why
         self._stats.engine_died()
+        self._feed.close()
         for mailbox in list(self._streams.values()):
             _, records = self._assembler.close(mailbox.request_id, self._clock())
             for record in records:

@@ -4,9 +4,10 @@ Promises: `Front` is the one bundle every door uses; it is constant after start-
 Does not know: which door it is.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from octavo.serving.cache_feed import Feed, NoFeed
 from octavo.serving.info import EngineInfo
 
 if TYPE_CHECKING:
@@ -25,3 +26,4 @@ class Front:
     limits: "Limits"
     stats: "StatsBook"
     info: EngineInfo
+    feed: Feed = field(default_factory=NoFeed)

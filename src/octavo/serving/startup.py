@@ -26,9 +26,11 @@ from octavo.inputs.chat import load_chat_template
 from octavo.inputs.limits import Limits
 from octavo.inputs.renderer import Renderer
 from octavo.inputs.tokenizer import Tokenizer, load_tokenizer
+from octavo.kvcache.published import Scheme
 from octavo.observe.stats import StatsBook
 from octavo.plugins.general import load_general
 from octavo.serving.async_engine import AsyncEngine
+from octavo.serving.cache_feed import CacheFeed, Feed, NoFeed
 from octavo.serving.front import Front
 from octavo.serving.info import EngineInfo
 from octavo.serving.sync_engine import SyncEngine
@@ -211,14 +213,26 @@ def open_online(
     info = _info(prepared, report, usage)
     limits = _limits(prepared, report)
     stats = StatsBook()
+    feed = _feed(prepared.config, report)
     front = Front(
-        engine=AsyncEngine(client, prepared.tokenizer, limits, info, stats=stats),
+        engine=AsyncEngine(client, prepared.tokenizer, limits, info, stats=stats, feed=feed),
         renderer=prepared.renderer,
         limits=limits,
         stats=stats,
         info=info,
+        feed=feed,
     )
     return OnlineFront(front=front, report=report, client=client)
+
+
+def _feed(config: EngineConfig, report: StartupReport) -> Feed:
+    """Where followers of the prefix cache come, when there is something to follow."""
+    if not config.cache.kv_events:
+        return NoFeed()
+    scheme = Scheme(
+        hash=config.cache.prefix_hash, hash_block_size=report.hash_block_size, block_size=report.first_block_size
+    )
+    return CacheFeed(scheme)
 
 
 def _quiet(_: str) -> None:

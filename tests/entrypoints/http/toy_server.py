@@ -17,6 +17,7 @@ from octavo.inputs.limits import Limits
 from octavo.inputs.renderer import Renderer
 from octavo.observe.stats import StatsBook
 from octavo.serving.async_engine import AsyncEngine
+from octavo.serving.cache_feed import Feed, NoFeed
 from octavo.serving.front import Front
 from octavo.serving.info import EngineInfo
 from tests.entrypoints.http.toy import EOS, VOCAB_SIZE, Script, ToyClient, ToyTokenizer, default_script
@@ -61,6 +62,7 @@ def toy_server(
     defaults: Mapping[str, Any] | None = None,
     max_waiting: int = 64,
     headers: dict[str, str] | None = None,
+    feed: Feed | None = None,
 ) -> Iterator[Served]:
     """Serve a toy model; ends everything when the block ends."""
     tokenizer = ToyTokenizer(adds_bos=adds_bos)
@@ -78,8 +80,9 @@ def toy_server(
         max_waiting_requests=max_waiting,
     )
     stats = StatsBook(clock=lambda: 0.0)
-    engine = AsyncEngine(client, tokenizer, limits, info, stats=stats)
-    front = Front(engine=engine, renderer=renderer, limits=limits, stats=stats, info=info)
+    told = NoFeed() if feed is None else feed
+    engine = AsyncEngine(client, tokenizer, limits, info, stats=stats, feed=told)
+    front = Front(engine=engine, renderer=renderer, limits=limits, stats=stats, info=info, feed=told)
     app = create_app(front, server or ServerConfig())
     try:
         with (

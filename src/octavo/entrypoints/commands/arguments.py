@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from octavo.base.errors import ConfigError
-from octavo.config.args import ENGINE_SECTIONS, SERVER_SECTIONS, Given, add_options
+from octavo.config.args import ENGINE_SECTIONS, ROUTER_SECTIONS, SERVER_SECTIONS, Given, add_options
 from octavo.config.env import Env
 from octavo.entrypoints.commands import bench_arguments
 
@@ -114,6 +114,12 @@ COMMANDS: dict[str, Command] = {
         help="serve a model over an OpenAI-compatible HTTP API",
         run="octavo.entrypoints.commands.serve:run",
         sections=SERVER_SECTIONS,
+    ),
+    "route": Command(
+        help="serve one address in front of many servers",
+        run="octavo.entrypoints.commands.route:run",
+        sections=ROUTER_SECTIONS,
+        positional_model=False,
     ),
     "chat": Command(
         help="talk to a model in the terminal",

@@ -6,27 +6,22 @@ Does not know: routes (see `entrypoints.http.app`).
 """
 
 import asyncio
-import contextlib
 import faulthandler
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-
-import uvicorn
 
 from octavo.base.loops import new_event_loop
 from octavo.config.schema import ServerConfig
 from octavo.engine.spawn import Process
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress, summary
+from octavo.entrypoints.commands.http_life import Life
 from octavo.entrypoints.http.app import create_app
-from octavo.entrypoints.http.gate import Gate
 from octavo.serving.info import EngineInfo
 from octavo.serving.startup import OnlineFront, open_online
 
 WATCH_S = 0.25
-CUT_S = 2.0  # for the errors to reach their clients
 
 
 def run(call: Call, config: ServerConfig, listener: socket.socket, process: Process | None) -> int:
@@ -51,44 +46,16 @@ def sampling_line(info: EngineInfo) -> str:
     return f"sampling defaults from the model: {values} (--generation-config neutral turns them off)"
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: a clean stop exits with 0.
-
-    Owns: what uvicorn owns.
-    """
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def _serve(online: OnlineFront, server: ServerConfig, listener: socket.socket) -> int:
     app = create_app(online.front, server)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=not server.disable_access_log,
-        log_level=server.log_level,
-        timeout_graceful_shutdown=int(CUT_S),
-        loop="none",
-    )
-    http = _Server(config)
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _signalled, http, stopping)
-    drain = asyncio.create_task(_drain(stopping, app.state.gate, http, server.drain_timeout_s))
+    life = Life(app, app.state.gate, server)
     await online.front.engine.start()
-    watch = asyncio.create_task(_watch(online, http))
-    host, port = listener.getsockname()[:2]
-    listener.listen(config.backlog)  # from the message on, whoever connects waits in line and is not refused
-    sys.stderr.write(f"octavo: ready at http://{host}:{port}/v1 (model {online.front.info.served_names[0]})\n")
+    watch = asyncio.create_task(_watch(online, life))
     try:
-        await http.serve(sockets=[listener])
+        await life.serve(listener, f"(model {online.front.info.served_names[0]})")
     finally:
         watch.cancel()
-        drain.cancel()
-        died = not online.front.engine.alive() and not stopping.is_set()
+        died = not online.front.engine.alive() and not life.stopping
         await online.front.engine.stop()
     if died:
         sys.stderr.write("octavo: the engine died; the server has ended. See the lines above and start it again.\n")
@@ -96,27 +63,9 @@ async def _serve(online: OnlineFront, server: ServerConfig, listener: socket.soc
     return 0
 
 
-def _signalled(http: uvicorn.Server, stopping: asyncio.Event) -> None:
-    """First signal: stop admission and drain; second: leave at once."""
-    if stopping.is_set():
-        http.should_exit = http.force_exit = True
-    stopping.set()
-
-
-async def _drain(stopping: asyncio.Event, gate: Gate, http: uvicorn.Server, timeout_s: float) -> None:
-    """Let what runs end, refuse what comes, then close; what is left after the limit gets an error (OPS-10)."""
-    await stopping.wait()
-    gate.stop()
-    sys.stderr.write(f"octavo: stopping; {gate.num_active} requests may take up to {timeout_s:g} s to finish\n")
-    if not await gate.drained(timeout_s):
-        sys.stderr.write(f"octavo: {gate.cut()} requests were cut short\n")
-        await gate.drained(CUT_S)
-    http.should_exit = True
-
-
-async def _watch(online: OnlineFront, http: uvicorn.Server) -> None:
+async def _watch(online: OnlineFront, life: Life) -> None:
     """End the server soon after the engine's death; open streams have got their error by then."""
     while online.front.engine.alive():
         await asyncio.sleep(WATCH_S)
     await asyncio.sleep(2 * WATCH_S)
-    http.should_exit = True
+    life.end()

@@ -6,7 +6,6 @@ Does not know: sockets, signals, or how the engine was started (its owner starts
 """
 
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -24,20 +23,17 @@ from octavo.entrypoints.http.admin import AdminRoutes
 from octavo.entrypoints.http.chat import ChatRoute
 from octavo.entrypoints.http.completions import CompletionRoute
 from octavo.entrypoints.http.door import Door
-from octavo.entrypoints.http.edge import Edge, Keyring
+from octavo.entrypoints.http.edge import Edge, Keyring, random_id
 from octavo.entrypoints.http.errors import HttpError, answer
 from octavo.entrypoints.http.fields import WARNING_HEADER
 from octavo.entrypoints.http.gate import Gate
+from octavo.entrypoints.http.kv_events import CacheEventRoute
 from octavo.entrypoints.http.logprobs import Bytes
 from octavo.entrypoints.http.render import RenderRoutes
 from octavo.entrypoints.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.entrypoints.http.unrouted import http_exception
 from octavo.entrypoints.http.wire import json_response
 from octavo.serving.front import Front
-
-
-def random_id() -> str:
-    """32 hexadecimal digits that nobody can guess."""
-    return uuid.uuid4().hex
 
 
 def create_app(
@@ -63,7 +59,7 @@ def create_app(
     app = FastAPI(title="Octavo", version=octavo.__version__, docs_url=None, redoc_url=None)
     app.state.gate = door.gate
     _add_routes(app, door)
-    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(HTTPException, http_exception)
     app.add_exception_handler(RequestValidationError, _path_exception)
     app.add_middleware(Edge, keyring=Keyring(server.api_key or ()), new_id=new_id)
     if server.allowed_origins:
@@ -102,6 +98,7 @@ def _add_routes(app: FastAPI, door: Door) -> None:
     post("/tokenize", render.tokenize, TokenizeRequest)
     post("/detokenize", render.detokenize, DetokenizeRequest)
     post("/reset_prefix_cache", admin.reset_prefix_cache)
+    get("/v1/kv/events", CacheEventRoute(door).events)
     get("/v1/models", admin.models)
     get("/v1/models/{model:path}", admin.model)
     get("/health", admin.health)
@@ -131,21 +128,6 @@ def _inlined(part: Any, root: dict[str, Any]) -> Any:
     if "$ref" in part:
         return _inlined(root["$defs"][part["$ref"].rsplit("/", 1)[-1]], root)
     return {key: _inlined(value, root) for key, value in part.items() if key != "$defs"}
-
-
-async def _http_exception(request: Request, error: Exception) -> Response:
-    """Unknown routes and methods, in OpenAI's shape."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    headers = dict(getattr(error, "headers", None) or {})
-    messages = {404: "there is no such route", 405: "this route does not take this method"}
-    detail = messages.get(status, str(getattr(error, "detail", "the request was refused")))
-    path = request.scope["path"][:100]
-    told = answer(HttpError(status, f"{detail}: {request.method[:20]} {path}", code=_code(status), headers=headers))
-    return json_response(told.body, status=told.status, headers=told.headers)
-
-
-def _code(status: int) -> str:
-    return {404: "not_found", 405: "method_not_allowed"}.get(status, "http_error")
 
 
 async def _path_exception(_request: Request, _error: Exception) -> Response:

@@ -23,8 +23,14 @@ async def read_object(request: Request, limit_bytes: int) -> dict[str, Any]:
 
     Raises `HttpError` (408, 413, 415), `ClientError` (not a JSON object) or `ClientGone`.
     """
+    return (await read_object_and_bytes(request, limit_bytes))[0]
+
+
+async def read_object_and_bytes(request: Request, limit_bytes: int) -> tuple[dict[str, Any], bytes]:
+    """The object, and the body as it came, for whoever passes it on."""
     _check_type(request)
-    return parse_object(await read_body(request, limit_bytes))
+    raw = await read_body(request, limit_bytes)
+    return parse_object(raw), raw
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:

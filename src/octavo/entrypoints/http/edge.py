@@ -8,6 +8,7 @@ Does not know: routes or bodies.
 import hashlib
 import hmac
 import logging
+import uuid
 from collections.abc import Callable, Sequence
 
 from starlette.datastructures import MutableHeaders
@@ -95,6 +96,11 @@ def _unauthorized() -> HttpError:
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer"},
     )
+
+
+def random_id() -> str:
+    """32 hexadecimal digits that nobody can guess."""
+    return uuid.uuid4().hex
 
 
 def clean_id(text: str) -> str:

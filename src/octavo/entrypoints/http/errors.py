@@ -38,6 +38,14 @@ class ServerStopping(ServerError):
         super().__init__(message)
 
 
+class NoInstance(ServerError):
+    """No server behind a router takes requests, or, with `failed`, none that was asked gave an answer."""
+
+    def __init__(self, message: str, *, failed: bool = False) -> None:
+        super().__init__(message)
+        self.failed = failed
+
+
 class ClientGone(Exception):
     """The client closed the connection; nobody reads the answer."""
 
@@ -76,6 +84,9 @@ def answer(error: Exception) -> ErrorAnswer:
         return _client_answer(error)
     if isinstance(error, ServerStopping):
         return _make(503, str(error), "server_error", code="server_stopping", retry_s=STOPPING_RETRY_S)
+    if isinstance(error, NoInstance):
+        status, code = (502, "instance_failed") if error.failed else (503, "no_instance")
+        return _make(status, str(error), "server_error", code=code, retry_s=OVERLOADED_RETRY_S)
     if isinstance(error, EngineDead):
         message = str(error) or "the engine is gone; the server must be restarted"
         return _make(503, message, "server_error", code="engine_dead", retry_s=STOPPING_RETRY_S)

@@ -32,6 +32,7 @@ class Gate:
     def __init__(self) -> None:
         self._open: set[Ticket] = set()
         self._stopping = False
+        self._stopped = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -63,6 +64,11 @@ class Gate:
     def stop(self) -> None:
         """Admit nothing more; what runs goes on."""
         self._stopping = True
+        self._stopped.set()
+
+    async def stopped(self) -> None:
+        """Wait for `stop`; for what must end with admission, such as streams that never end by themselves."""
+        await self._stopped.wait()
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until nothing runs; False when the time ran out first."""

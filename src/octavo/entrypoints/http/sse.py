@@ -74,7 +74,7 @@ class EventStream(Response):
             start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             await send(start)
             pump = asyncio.ensure_future(self._pump(send))
-            gone = asyncio.ensure_future(_disconnected(receive))
+            gone = asyncio.ensure_future(disconnected(receive))
             tasks = [pump, gone]
             await self._watch(pump, gone, send)
         except asyncio.CancelledError:  # the server's time to finish is over: say so in-band (OPS-10)
@@ -135,7 +135,7 @@ def _stack(body: Any, error: Exception) -> Exception | None:
     return error if body.error.code == "internal_error" else None
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
     """Returns when the client has closed the connection, half or whole."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -147,7 +147,7 @@ async def until_gone(receive: Receive, ticket: Ticket, work: Coroutine[Any, Any,
     Raises `ClientGone`, the ticket's error, or what `work` raises. The body must have been read before.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
+    gone = asyncio.ensure_future(disconnected(receive))
     try:
         waited: set[asyncio.Future[Any]] = {task, gone, ticket.cut}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)

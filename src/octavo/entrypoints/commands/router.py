@@ -1,0 +1,43 @@
+"""The router behind `octavo route`: its life from the first look at its servers to the last answer.
+
+Promises: it starts whether or not its servers are there yet, and says which are; SIGTERM and Ctrl-C drain running
+requests within the limit and exit with 0.
+Does not know: routes (see `entrypoints.http.route`).
+"""
+
+import asyncio
+import faulthandler
+import signal
+import socket
+import sys
+
+from octavo.base.loops import new_event_loop
+from octavo.config.schema import RouterConfig, ServerConfig
+from octavo.entrypoints.commands.http_life import Life
+from octavo.entrypoints.http.edge import random_id
+from octavo.entrypoints.http.route import Router
+from octavo.features.router.addresses import Address
+
+
+def run(addresses: tuple[Address, ...], config: RouterConfig, server: ServerConfig, listener: socket.socket) -> int:
+    """Route on `listener`; the exit code."""
+    faulthandler.register(signal.SIGUSR1)  # where every thread stands, to standard error (OPS-3)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_route(addresses, config, server, listener))
+
+
+async def _route(
+    addresses: tuple[Address, ...], config: RouterConfig, server: ServerConfig, listener: socket.socket
+) -> int:
+    router = Router(addresses, config, server, new_id=random_id)
+    life = Life(router.app, router.gate, server)
+    try:
+        await router.start()
+        for member in router.fleet.members:
+            roles = " and ".join(sorted(member.roles))
+            why = f" ({member.health.why})" if member.health.why else ""
+            sys.stderr.write(f"octavo: {member.name} for {roles}: {member.health.state}{why}\n")
+        await life.serve(listener, f"(router of {len(addresses)})")
+    finally:
+        await router.stop()
+    return 0

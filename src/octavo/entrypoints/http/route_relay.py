@@ -1,0 +1,220 @@
+"""One generating request through the router: whom to ask, in which order, and what the client gets.
+
+Promises: nothing reaches the client before a server has begun to answer, and until then another one is asked; after
+that a break is told in the stream, in OpenAI's shape, between two events. What a server refuses is relayed as it is.
+Does not know: how servers are chosen or reached.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from octavo.base.errors import RequestFailed
+from octavo.entrypoints.http.errors import NoInstance, answer
+from octavo.entrypoints.http.route_prompt import Prompts
+from octavo.entrypoints.http.route_upstream import Answer, Running, Unanswered, Upstream
+from octavo.features.router.bodies import Body, Kind, decode_body, params_of, prefill_body, worth_handing_over
+from octavo.features.router.figures import Figures, Outcome
+from octavo.features.router.fleet import Fleet, Member
+from octavo.features.router.journey import Failure, Journey, Leg, Pick
+from octavo.features.router.prompt import Prompt
+
+logger = logging.getLogger(__name__)
+
+INSTANCE_HEADER = "X-Octavo-Instance"
+PREFILL_HEADER = "X-Octavo-Prefill-Instance"
+RELAYED_HEADERS = ("content-type", "retry-after", "x-octavo-warning")
+_BORDERS = (b"\n\n", b"\r\n\r\n")
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request as the client sent it; `headers` are those that are passed on."""
+
+    kind: Kind
+    body: Body
+    raw: bytes
+    headers: Mapping[str, str]
+
+
+class Events:
+    """Cuts a stream between events, so that what the router adds never lands inside one.
+
+    Owns: the part of an event that has not come to its end.
+    """
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The whole events of what came so far."""
+        data = self.rest + chunk
+        end = max((data.rfind(mark) + len(mark) for mark in _BORDERS if mark in data), default=0)
+        self.rest = data[end:]
+        return data[:end]
+
+
+class Told:
+    """What the client is to be sent: a whole answer, or a stream.
+
+    Owns: how the request ended, counted once.
+    """
+
+    def __init__(self, got: Answer | Running, headers: dict[str, str], figures: Figures, outcome: Outcome) -> None:
+        self.headers = headers
+        self.answer = got if isinstance(got, Answer) else None
+        self._running = got if isinstance(got, Running) else None
+        self._figures = figures
+        self._outcome: Outcome | None = outcome
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """Whole events as they come; raises `RequestFailed` when the server breaks off."""
+        if self._running is None:
+            return
+        events = Events()
+        try:
+            async with contextlib.aclosing(self._running.chunks()) as chunks:
+                async for chunk in chunks:
+                    if data := events.feed(chunk):
+                        yield data
+        except Unanswered as error:
+            self._outcome = Outcome.BROKEN
+            name = self._running.member.name
+            raise RequestFailed(f"the server {name} broke off before the answer was complete: {error}") from None
+        self._outcome = Outcome.DONE
+        if events.rest:
+            yield events.rest
+
+    async def close(self) -> None:
+        """The client has it, or is gone; may be called twice."""
+        if self._outcome is not None:
+            self._figures.outcomes[self._outcome] += 1
+            self._outcome = None
+        if self._running is not None:
+            await self._running.close()
+
+
+class Relay:
+    """Serves requests.
+
+    Owns: nothing; the fleet and the figures have the state.
+    """
+
+    def __init__(
+        self, fleet: Fleet, upstream: Upstream, prompts: Prompts, figures: Figures, *, min_prefill_tokens: int
+    ) -> None:
+        self._fleet = fleet
+        self._upstream = upstream
+        self._prompts = prompts
+        self._figures = figures
+        self._min_prefill_tokens = min_prefill_tokens
+
+    async def run(self, asked: Asked) -> Told:
+        """Ask servers until one answers."""
+        hand_over = self._fleet.hands_over and worth_handing_over(asked.body, asked.kind, self._min_prefill_tokens)
+        legs = (Leg.PREFILL, Leg.DECODE) if hand_over else (Leg.WHOLE,)
+        try:
+            prompt = await self._prompts.of(asked.kind, asked.body, asked.raw, asked.headers, legs)
+            journey = Journey(self._picker(prompt), hand_over=hand_over)
+            try:
+                return await self._travel(journey, asked)
+            finally:
+                if journey.fell_back_from is not None:
+                    self._figures.fallbacks[journey.fell_back_from] += 1
+        except asyncio.CancelledError:
+            self._figures.outcomes[Outcome.CLIENT_GONE] += 1
+            raise
+
+    def _picker(self, prompt: Prompt) -> Pick:
+        def pick(leg: Leg, without: frozenset[str]) -> str | None:
+            found = self._fleet.pick(leg, without, prompt)
+            if found is None:
+                return None
+            member, held_tokens = found
+            self._figures.chose(leg, held_tokens)
+            return member.name
+
+        return pick
+
+    async def _travel(self, journey: Journey, asked: Asked) -> Told:
+        last: Unanswered | None = None
+        failed: tuple[Leg, Failure] | None = None
+        prefilled_by = ""
+        while (step := journey.next()) is not None:
+            leg, member = step[0], self._fleet[step[1]]
+            if failed is not None:
+                self._figures.retries[failed] += 1
+                failed = None
+            try:
+                if leg is Leg.PREFILL:
+                    got = await self._prefill(member, asked)
+                    if got.status >= 400:
+                        return self._told(got, member)
+                    journey.prefilled(params_of(_decoded(got.body)))
+                    prefilled_by = member.name
+                    continue
+                if journey.params is None:
+                    return self._told(await self._upstream.ask(member, asked.kind, asked.raw, asked.headers), member)
+                body = _encoded(decode_body(asked.body, journey.params))
+                return self._told(
+                    await self._upstream.ask(member, asked.kind, body, asked.headers), member, prefilled_by
+                )
+            except Unanswered as error:
+                last, failed = error, (leg, error.failure)
+                journey.failed(error.failure)
+                logger.warning("%s failed at %s: %s", leg, member.name, error)
+        return self._unserved(last)
+
+    async def _prefill(self, member: Member, asked: Asked) -> Answer:
+        """Let a server compute the prompt: what it says, or what it has against the request."""
+        body = _encoded(prefill_body(asked.body, asked.kind))
+        got = await self._upstream.ask(member, asked.kind, body, asked.headers)
+        if isinstance(got, Running):
+            await got.close()
+            raise Unanswered(Failure.MALFORMED, "it streams where a whole answer was asked for")
+        if got.status >= 500:
+            raise Unanswered(Failure.STATUS, f"it answered {got.status}", got)
+        return got
+
+    def _told(self, got: Answer | Running, member: Member, prefilled_by: str = "") -> Told:
+        shown = {**_relayed(got.headers), INSTANCE_HEADER: member.name}
+        if prefilled_by:
+            shown[PREFILL_HEADER] = prefilled_by
+        if isinstance(got, Running):
+            return Told(got, shown, self._figures, Outcome.CLIENT_GONE)  # until it has come to its end
+        return Told(got, shown, self._figures, Outcome.DONE if got.status < 400 else Outcome.REFUSED)
+
+    def _unserved(self, last: Unanswered | None) -> Told:
+        """Nobody is there, or nobody answered."""
+        if last is not None and last.answer is not None:
+            return Told(last.answer, _relayed(last.answer.headers), self._figures, Outcome.UNSERVED)
+        error = NoInstance(f"no server behind this router takes requests now: {self._fleet.describe()}")
+        if last is not None:
+            error = NoInstance(f"no server behind this router answered; the last one: {last}", failed=True)
+        told = answer(error)
+        headers = {"content-type": "application/json", **told.headers}
+        return Told(Answer(told.status, headers, encode(told.body)), headers, self._figures, Outcome.UNSERVED)
+
+
+def _relayed(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: headers[name] for name in RELAYED_HEADERS if name in headers}
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    """With Python's encoder, which takes whatever its decoder gave, long numbers too."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise Unanswered(Failure.MALFORMED, "its answer is not JSON") from None

@@ -1,0 +1,1 @@
+"""Which server behind the router answers a request, and what happens when it does not (PDX-12)."""

@@ -1,0 +1,69 @@
+"""Whether a server may be given requests.
+
+Promises: a server that refuses connections is down at once, one whose checks fail is down after some in a row; both
+come back with one good check; one that says it is stopping is passed over and not called down.
+Does not know: how checks are made, or what a request is.
+
+    UNKNOWN --good check--> UP --refused, or failed checks in a row--> DOWN --good check--> UP
+    any --says that it drains, for some seconds--> DRAINING --time over--> UP
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """What is known of a server."""
+
+    UNKNOWN = "unknown"  # never checked
+    UP = "up"
+    DRAINING = "draining"
+    DOWN = "down"
+
+
+class Health:
+    """One server's state. `failures`: failed checks in a row until it is given up.
+
+    Owns: the state, the count of failed checks, why it is down, and until when it drains.
+    """
+
+    def __init__(self, failures: int, clock: Callable[[], float]) -> None:
+        self._failures = failures
+        self._clock = clock
+        self._state = State.UNKNOWN
+        self._failed = 0
+        self._drains_until_s = 0.0
+        self.why = "it was not checked yet"
+
+    @property
+    def state(self) -> State:
+        """The state now."""
+        if self._state is State.UP and self._clock() < self._drains_until_s:
+            return State.DRAINING
+        return self._state
+
+    @property
+    def usable(self) -> bool:
+        """True when it may be given requests."""
+        return self.state is State.UP
+
+    def passed(self) -> None:
+        """A check was answered well. What it said about draining stands until its time is over."""
+        self._state, self._failed, self.why = State.UP, 0, ""
+
+    def failed(self, why: str, *, refused: bool = False) -> bool:
+        """A check failed. True when, with this one, so many did that what runs there is to be given up."""
+        self._failed += 1
+        if refused or self._failed >= self._failures:
+            self._state, self.why = State.DOWN, why
+        return self._failed == self._failures
+
+    def refused(self, why: str) -> None:
+        """A request found nobody there."""
+        self._state, self.why = State.DOWN, why
+
+    def drains(self, for_s: float) -> None:
+        """It takes no requests now, and says for how long."""
+        self._state, self._failed = State.UP, 0  # it is there, after all
+        self._drains_until_s = self._clock() + for_s
+        self.why = "it takes no requests now"
