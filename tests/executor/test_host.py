@@ -211,3 +211,4 @@ def test_the_reports_say_what_was_found(pair: tuple[Data, Reference]) -> None:
     assert len(data.report.specs) == 2 and data.report.weight_bytes > 100_000
     assert data.report.attention_backend
     assert data.profile.peak_activation_bytes > 4 * 512 * 16 and data.profile.available_bytes > 0
+    assert data.profile.prompt_tokens_per_s > 0

@@ -65,6 +65,7 @@ class _Row:
     """One request here. Owns: its block table, and what it was offered and is being loaded."""
 
     blocks: list[list[int]]
+    found_here: int = 0  # tokens, at the last lookup; what is computed from then on is not among them
     offered: tuple[int, int, int] | None = None  # tokens found here, and units that `match` found beyond
     asked: tuple[int, int, float] | None = None  # at which version of the tiers, how many tokens were here, and when
     loading: set[int] = field(default_factory=set)  # jobs
@@ -148,6 +149,7 @@ class Offload:
     def match(self, req: "Request", local_tokens: int) -> "Match | Retry":
         row = self._rows[req.request_id]
         row.offered = None
+        row.found_here = local_tokens
         now = self._clock()
         if row.asked is not None:  # a long prompt has thousands of chunks, and this is asked in every step
             version, tokens, when = row.asked
@@ -196,16 +198,16 @@ class Offload:
 
     def after_reserve(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
         row = self._rows[req.request_id]
-        is_first = not any(row.blocks)
         for table, blocks in zip(row.blocks, block_ids, strict=True):
             table.extend(blocks)
+        if external_tokens and row.offered is not None:
+            self._load(req, row, *row.offered)  # before any store: one may take the row of what was offered
+        row.offered = None
         # What was found here was computed for others: only who wants all of a request gets it too. What is loaded
         # comes to `on_commit`.
-        if is_first and self.stack.wants_all(req.request_id) and req.num_computed_tokens != req.promised_tokens:
-            self._store(req, row, 0, req.num_computed_tokens // self._hash_block_size)
-        if external_tokens and row.offered is not None:
-            self._load(req, row, *row.offered)
-        row.offered = None
+        if row.found_here and self.stack.wants_all(req.request_id):
+            self._store(req, row, 0, row.found_here // self._hash_block_size)
+        row.found_here = 0
 
     def _load(self, req: "Request", row: _Row, local: int, first: int, end: int) -> None:
         """One copy for each group, of all units but blocks found here and those that a window has passed."""
@@ -271,6 +273,7 @@ class Offload:
         row = self._rows[req.request_id]
         row.blocks = [[] for _ in self._sizes]
         row.offered = None
+        row.found_here = 0
 
     def on_finish(self, req: "Request") -> FinishHold:
         row = self._rows.get(req.request_id)
