@@ -255,6 +255,34 @@ def test_a_lease_that_is_not_needed_is_returned():
     assert [d.done for d in consumer.take()[1]] == [True, False, False, False]
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "tcp://:7100",
+        "tcp://[]:7100",
+        "tcp://10.0.0.1:",
+        "tcp://10.0.0.1:0",
+        "tcp://10.0.0.1:\u00b2",
+        "tcp://",
+        "udp://10.0.0.1:7",
+    ],
+)
+def test_an_address_that_is_none_reaches_no_transport(address):
+    consumer = Consumer([16], OnFailure.RECOMPUTE)
+    req = request(data={**offered(make_producer()), "address": address})
+    consumer.arrive(req)
+    assert consumer.take() == ((), (), ()) and consumer.match(req, 0) == Match()
+    assert consumer.counts["not_allowed"] == 1
+
+
+def test_only_hosts_that_were_named_are_fetched_from():
+    consumer = Consumer([16], OnFailure.RECOMPUTE, allow=("10.0.0.1", "::1"))
+    hosts = {"10.0.0.1": True, "[::1]": True, "10.0.0.2": False, "10.0.0.1.evil": False}
+    for host, allowed in hosts.items():
+        consumer.arrive(request(host, data={**offered(make_producer()), "address": f"tcp://{host}:7100"}))
+        assert bool(consumer.take()[0]) is allowed
+
+
 def test_an_idle_engine_keeps_ticking_while_leases_or_fetches_are_under_way():
     clock = Clock()
     part = Handover(clock, make_producer(clock), Consumer([16], OnFailure.RECOMPUTE))

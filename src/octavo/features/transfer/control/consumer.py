@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from octavo.base.errors import ConfigError
+from octavo.features.transfer.address import parse_listen
 from octavo.features.transfer.handover import Drop, Hint, PullJob, Watch, good_tokens, prompt_digest, read_hint
 from octavo.features.transfer.plan import JobReport
 from octavo.kvcache.policies import NULL_BLOCK
@@ -65,7 +67,7 @@ class Consumer:
         self._sizes = tuple(block_sizes)
         self._on_failure = on_failure
         self._transport = transport
-        self._allow = frozenset(allow)
+        self._allow = frozenset(host.strip("[]") for host in allow)
         self._wanted: dict[str, _Wanted] = {}
         self._jobs: dict[int, str] = {}
         self._next_job = 1
@@ -110,9 +112,11 @@ class Consumer:
         kind, _, place = address.partition("://")
         if "://" in self._transport:
             return address == self._transport
-        host, _, port = place.rpartition(":")
-        known = kind == self._transport and port.isdigit() and 0 < int(port) < 65536
-        return known and (not self._allow or host in self._allow)
+        try:
+            host, port = parse_listen(place)
+        except ConfigError:
+            return False
+        return kind == self._transport and port > 0 and (not self._allow or host in self._allow)
 
     def match(self, req: "Request", local_tokens: int) -> Match:
         """What the producer has beyond what was found here."""
