@@ -255,6 +255,15 @@ def test_a_lease_that_is_not_needed_is_returned():
     assert [d.done for d in consumer.take()[1]] == [True, False, False, False]
 
 
+def test_a_lease_cannot_be_put_beside_another_prompt():
+    producer = make_producer()
+    mine, other = offered(producer, "a"), offered(producer, "b", range(5, 105))
+    consumer = Consumer([16], OnFailure.RECOMPUTE)
+    forged = request(data={**mine, "lease": other["lease"]})  # an honest hint, but for the name of the lease
+    consumer.arrive(forged)
+    assert consumer.match(forged, 0) == Match() and consumer.counts["not_ours"] == 1
+
+
 @pytest.mark.parametrize(
     "address",
     [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from octavo.base.errors import ConfigError
 from octavo.features.transfer.address import parse_listen
-from octavo.features.transfer.handover import Drop, Hint, PullJob, Watch, good_tokens, prompt_digest, read_hint
+from octavo.features.transfer.handover import Drop, Hint, PullJob, Watch, good_tokens, read_hint
 from octavo.features.transfer.plan import JobReport
 from octavo.kvcache.policies import NULL_BLOCK
 from octavo.scheduler.seams import FinishHold, Match, Readiness
@@ -103,7 +103,7 @@ class Consumer:
         wanted = _Wanted(hint, [[] for _ in self._sizes])
         self._wanted[req.request_id] = wanted
         self._watches.append(Watch(lease=hint.lease, address=hint.address, lease_s=hint.lease_s))
-        if hint.num_tokens != req.num_prompt_tokens or hint.prompt != prompt_digest(req.source):
+        if not hint.is_for(req.source):
             self.counts["not_ours"] += 1
             self._give_up(wanted)
 
