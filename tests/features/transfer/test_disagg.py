@@ -465,7 +465,7 @@ class World:
             lease, news = self.notices[place]
             if self.random.random() < 0.9:
                 self.notices.pop(place)
-            if not self.guard.tell(lease, news) and news is LeaseNews.BEAT:
+            if self.guard.tell((lease,), news) != (True,) and news is LeaseNews.BEAT:
                 self.consumer.lost(lease)
 
     def producer_plans(self):

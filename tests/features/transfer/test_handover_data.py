@@ -46,10 +46,11 @@ class Region:
 class Side:
     """A producer's data half."""
 
-    def __init__(self, port=0, identity=IDENTITY):
-        self.guard = LeaseGuard()
+    def __init__(self, port=0, identity=IDENTITY, patience_s=1.0):
+        self.guard = LeaseGuard(patience_s)
         self.regions = [Region(0), Region(1)]
         seal = Seal(identity, SIZES)
+        self.identity = seal.identity
         self.server = PeerServer("127.0.0.1", port, seal, [LeaseGiver(self.guard, self.regions, seal)])
         self.port = self.server.port
 
@@ -318,3 +319,42 @@ def test_a_lease_that_is_asked_for_before_it_is_open_is_waited_for():
         began = time.monotonic()
         with side.guard.reading("l") as tables:
             assert tables is None and time.monotonic() - began < 0.5  # known to be over
+
+
+def test_leases_that_nobody_knows_are_waited_for_once_and_all_together():
+    """A producer that was started anew hears of all that its consumers still watch."""
+    with producer(patience_s=0.3) as side, reader() as mine:
+        side.guard.open("l", TABLES)
+        for i in range(100):
+            mine.watch(side.port, f"old-{i}", lease_s=3.0)
+        mine.watch(side.port, "l", lease_s=3.0)
+        began = time.monotonic()
+        side.wait_news(LeaseEvent("l", LeaseNews.BEAT))
+        assert all(mine.pull("l").good)
+        lost = set()
+        while len(lost) < 100:
+            lost |= {event.lease for event in mine.sessions.news()}
+            assert time.monotonic() < began + 10
+            time.sleep(0.005)
+        assert "l" not in lost and time.monotonic() - began < 3
+        began = time.monotonic()
+        assert not any(mine.pull("old-7").good) and time.monotonic() - began < 0.3
+
+
+def test_a_lease_that_was_waited_for_in_vain_is_given_once_it_is_there():
+    guard = LeaseGuard(patience_s=0.01)
+    assert guard.tell(("a", "b"), LeaseNews.BEAT) == (False, False)
+    guard.open("a", TABLES)
+    assert guard.tell(("a", "b"), LeaseNews.BEAT) == (True, False)
+    with guard.reading("a") as tables:
+        assert tables == TABLES
+
+
+def test_a_name_of_a_lease_takes_no_room_to_speak_of():
+    """Whoever connects may ask for many places of a lease; each is named in an answer's seal."""
+    with producer(patience_s=0.01) as side, socket.create_connection(("127.0.0.1", side.port), 10) as peer:
+        wire.send(peer, wire.Hello(version=wire.VERSION, identity=side.identity))
+        wire.receive(peer, wire.Welcome)
+        wire.send(peer, wire.Take(lease="x" * 10_000, group=0, places=tuple(range(wire.MOST_KEYS))))
+        with pytest.raises((wire.WireError, OSError)):
+            wire.receive(peer, wire.Chunks)

@@ -23,7 +23,7 @@ apart by their tag. After `Chunks` come the chunks themselves, sealed (see `data
 import socket
 import struct
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -32,6 +32,9 @@ MAGIC: Final = b"OKV1"
 FRAME: Final = struct.Struct("<4sI")
 MOST_BYTES: Final = 16 << 20  # of a message
 MOST_KEYS: Final = 4096  # in one message
+MOST_LEASE: Final = 512  # characters of a lease's name
+
+LeaseName = Annotated[str, msgspec.Meta(max_length=MOST_LEASE)]
 
 
 class WireError(ConnectionError):
@@ -82,7 +85,7 @@ class Fetch(Message, frozen=True):
 class Take(Message, frozen=True, kw_only=True):
     """Send these blocks of a lease: by group, the places of blocks in the request's table."""
 
-    lease: str
+    lease: LeaseName
     group: int
     places: tuple[int, ...]
 
@@ -90,13 +93,13 @@ class Take(Message, frozen=True, kw_only=True):
 class Beat(Message, frozen=True):
     """These leases are still wanted."""
 
-    leases: tuple[str, ...]
+    leases: tuple[LeaseName, ...]
 
 
 class Return(Message, frozen=True):
     """These leases are over: `done` when everything was fetched, else given up."""
 
-    leases: tuple[str, ...]
+    leases: tuple[LeaseName, ...]
     done: bool = True
 
 
@@ -109,7 +112,7 @@ class Alive(Message, frozen=True):
 class Reach(Message, frozen=True):
     """I am about to read this lease's blocks myself, until `Release` or the end of the connection."""
 
-    lease: str
+    lease: LeaseName
 
 
 class Reached(Message, frozen=True, kw_only=True):
@@ -126,7 +129,7 @@ class Reached(Message, frozen=True, kw_only=True):
 class Release(Message, frozen=True):
     """I read no more. What was read counts only if the answer says that the lease stood until now."""
 
-    lease: str
+    lease: LeaseName
 
 
 class Chunks(Message, frozen=True):

@@ -55,10 +55,10 @@ class LeaseGiver:
                 return False
             self._give(connection, message)
         elif isinstance(message, Beat) and len(message.leases) <= MOST_KEYS:
-            send(connection, Alive(tuple(self._guard.tell(lease, LeaseNews.BEAT) for lease in message.leases)))
+            send(connection, Alive(self._guard.tell(message.leases, LeaseNews.BEAT)))
         elif isinstance(message, Return) and len(message.leases) <= MOST_KEYS:
             news = LeaseNews.DONE if message.done else LeaseNews.ABORTED
-            send(connection, Alive(tuple(self._guard.tell(lease, news) for lease in message.leases)))
+            send(connection, Alive(self._guard.tell(message.leases, news)))
         else:
             return False
         return True
