@@ -108,6 +108,7 @@ def reader(**options):
 
 
 TABLES = ((7, 8, 9), (4, 5))
+DEEP = b"\x82\xa4type\xa6Chunks\xa1x" + b"\x91" * 100_000 + b"\x01"  # a list in a list in a list
 
 
 def test_blocks_under_a_lease_come_whole():
@@ -246,6 +247,55 @@ def test_a_producer_that_trickles_fails_the_fetch_within_the_set_time(monkeypatc
         assert any(report.good) and not all(report.good) and "did not come in time" in report.error
 
 
+def test_a_producer_that_trickles_within_a_block_fails_the_fetch_too(monkeypatch):
+    monkeypatch.setattr(session, "PULL_S", 0.3)
+    over = threading.Event()
+
+    def trickle(listener):
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            wire.receive(connection, wire.Hello)
+            wire.send(connection, wire.Welcome(now=0.0))
+            wire.receive(connection, wire.Take)
+            seal, key = Seal(IDENTITY, SIZES), wire.lease_key("l", 0, 0)
+            wire.send(connection, wire.Chunks((seal.head_bytes(key) + SIZES[0],)))
+            while not over.wait(0.02):
+                connection.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, reader() as mine:
+        thread = threading.Thread(target=trickle, args=(listener,), daemon=True)
+        thread.start()
+        mine.watch(listener.getsockname()[1])
+        try:
+            report = mine.pull(places=((0,), ()), timeout_s=5.0)
+        finally:
+            over.set()
+            thread.join(10)
+        assert report.good == (False,) and "did not come in time" in report.error
+
+
+def test_many_fetches_from_a_producer_that_freezes_fail_together(monkeypatch):
+    monkeypatch.setattr(session, "TIMEOUT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as listener, reader() as mine:
+        mine.watch(listener.getsockname()[1])
+        began = time.monotonic()
+        for _ in range(20):
+            mine.start()
+        for _ in range(20):
+            assert mine.done.get(timeout=10).error
+        assert time.monotonic() - began < 3
+
+
+def test_whatever_goes_wrong_in_a_fetch_it_is_reported_and_the_next_one_is_made(caplog):
+    with producer() as side, reader() as mine:
+        side.guard.open("l", TABLES)
+        mine.watch(side.port)
+        write, mine._write = mine._write, lambda *_: 1 // 0
+        assert "division" in mine.pull(timeout_s=5.0).error
+        mine._write = write
+        assert all(mine.pull().good)
+
+
 @pytest.mark.parametrize(
     "answers",
     [
@@ -254,9 +304,10 @@ def test_a_producer_that_trickles_fails_the_fetch_within_the_set_time(monkeypatc
         ["welcome", wire.Chunks((5,))],
         ["welcome", wire.Alive((True,))],
         ["welcome", b"OKV1\xff\xff\xff\xff"],
+        ["welcome", wire.FRAME.pack(wire.MAGIC, len(DEEP)) + DEEP],
         ["welcome", b""],
     ],
-    ids=["http", "sizes", "too few", "another kind", "endless", "nothing"],
+    ids=["http", "sizes", "too few", "another kind", "endless", "deep", "nothing"],
 )
 def test_a_producer_that_answers_nonsense_fails_the_fetch(answers, monkeypatch):
     monkeypatch.setattr(session, "TIMEOUT_S", 1.0)

@@ -9,6 +9,7 @@ One engine has two connections, each with a thread: notices (beats and ends of l
 """
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -54,12 +55,13 @@ class _Peer:
     port: int
     lock: threading.Lock = field(default_factory=threading.Lock)
     leases: dict[str, float] = field(default_factory=dict)  # seconds of each
-    pulls: "queue.SimpleQueue[Pull | None]" = field(default_factory=queue.SimpleQueue)
+    pulls: "queue.SimpleQueue[tuple[Pull, float] | None]" = field(default_factory=queue.SimpleQueue)  # and when
     ends: "queue.SimpleQueue[Drop | None]" = field(default_factory=queue.SimpleQueue)
     under_way: int = 0
     seen: float = 0.0
     threads: list[threading.Thread] = field(default_factory=list)
-    clock_offset_s: float = 0.0
+    failed: float = -math.inf  # when there was no connection for KV last
+    failure: str = ""  # and why
 
     @property
     def name(self) -> str:
@@ -99,7 +101,7 @@ class Sessions:
             return
         with peer.lock:
             peer.under_way += 1
-        peer.pulls.put(pull)
+        peer.pulls.put((pull, time.monotonic()))
 
     def drop(self, drop: Drop) -> None:
         """A lease is over. Its producer is told once; if that fails, silence ends it there."""
@@ -160,28 +162,29 @@ class Sessions:
 
     def _run_pulls(self, peer: _Peer) -> None:
         connection: Connection | None = None
-        while (pull := peer.pulls.get()) is not None:
-            connection = self._do(peer, pull, connection)
+        while (item := peer.pulls.get()) is not None:
+            connection = self._do(peer, *item, connection)
             with peer.lock:
                 peer.under_way -= 1
         if connection is not None:
             connection.close()
 
-    def _do(self, peer: _Peer, pull: Pull, connection: Connection | None) -> Connection | None:
+    def _do(self, peer: _Peer, pull: Pull, asked: float, connection: Connection | None) -> Connection | None:
         """One pull; the connection for the next one. A connection that went bad since its last use is made anew once."""
         began, job = time.monotonic(), pull.job
         good = [[False] * len(places) for places in job.places]
-        error, was_used = None, connection is not None
-        for _ in range(2 if was_used else 1):
+        tries = 1 if connection is None else 2
+        error = (
+            peer.failure if asked < peer.failed else "those before it took too long" if began > asked + PULL_S else None
+        )
+        for _ in range(tries if error is None else 0):
             try:
                 if connection is None:
-                    connection = Connection(peer.host, peer.port, self._seal, TIMEOUT_S)
-                    peer.clock_offset_s = connection.clock_offset_s
-                    log.info("KV of %s can be read; its clock is %+.3f s off", peer.name, connection.clock_offset_s)
-                self._fetch(connection, pull, good, began + PULL_S)
+                    connection = self._connect(peer)
+                self._fetch(connection, pull, good, asked + PULL_S)
                 error = None
                 break
-            except (OSError, ValueError) as problem:
+            except Exception as problem:  # the border between one producer and those who wait for it
                 error = f"{problem}" or type(problem).__name__
                 if connection is not None:
                     connection.close()
@@ -192,6 +195,16 @@ class Sessions:
         num_bytes = sum(self._seal.length(lease_key("", 0, g)) * sum(row) for g, row in enumerate(good))
         seconds = time.monotonic() - began
         pull.told(JobReport(job=job.job, good=flat, num_bytes=num_bytes, seconds=seconds, error=error))
+        return connection
+
+    def _connect(self, peer: _Peer) -> Connection:
+        """A connection for KV. When there is none, those who wait for one now need not find out again, each for itself."""
+        try:
+            connection = Connection(peer.host, peer.port, self._seal, TIMEOUT_S)
+        except Exception as problem:
+            peer.failed, peer.failure = time.monotonic(), f"{problem}" or type(problem).__name__
+            raise
+        log.info("KV of %s can be read; its clock is %+.3f s off", peer.name, connection.clock_offset_s)
         return connection
 
     # ---- the thread of notices ----------------------------------------------------------------
