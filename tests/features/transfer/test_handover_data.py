@@ -176,6 +176,57 @@ def test_a_lease_is_kept_alive_while_it_is_watched_and_no_longer():
         assert LeaseEvent("l", LeaseNews.BEAT) not in side.guard.news()
 
 
+def test_a_long_lease_does_not_keep_beats_from_a_short_one():
+    with producer() as side, reader() as mine:
+        side.guard.open("long", TABLES)
+        side.guard.open("short", TABLES)
+        mine.watch(side.port, "long", lease_s=3600.0)
+        side.wait_news(LeaseEvent("long", LeaseNews.BEAT))
+        mine.watch(side.port, "short", lease_s=0.3)
+        side.wait_news(LeaseEvent("short", LeaseNews.BEAT))
+
+
+def test_a_lease_of_next_to_no_time_does_not_fill_the_network_with_beats():
+    with producer() as side, reader() as mine:
+        side.guard.open("l", TABLES)
+        mine.watch(side.port, "l", lease_s=1e-6)
+        seen = list(side.wait_news(LeaseEvent("l", LeaseNews.BEAT)))
+        time.sleep(0.5)
+        assert len(seen + list(side.guard.news())) < 15
+
+
+def test_a_lease_that_two_hints_have_at_two_addresses_is_not_kept_alive_when_it_is_over():
+    with producer() as side, reader() as mine:
+        side.guard.open("l", TABLES)
+        mine.watch(side.port, "l", lease_s=0.3)
+        side.wait_news(LeaseEvent("l", LeaseNews.BEAT))
+        mine.watch(free_port(), "l", lease_s=0.3)
+        mine.sessions.drop(Drop(lease="l", done=False))
+        mine.sessions.drop(Drop(lease="l", done=False))
+        side.wait_news(LeaseEvent("l", LeaseNews.ABORTED))
+        time.sleep(0.3)
+        assert LeaseEvent("l", LeaseNews.BEAT) not in side.guard.news()
+
+
+def test_hints_with_ever_new_addresses_do_not_start_threads_without_end(monkeypatch):
+    monkeypatch.setattr(session, "MOST_PEERS", 4)
+    with reader() as mine:
+        before = threading.active_count()
+        for i in range(20):
+            mine.watch(free_port(), f"idle-{i}")
+            mine.sessions.drop(Drop(lease=f"idle-{i}", done=False))
+        for i in range(20):
+            mine.watch(free_port(), f"kept-{i}")
+        assert len(mine.sessions) == 4
+        lost = [event.lease for event in mine.sessions.news() if event.news is LeaseNews.LOST]
+        assert {f"kept-{i}" for i in range(5, 20)} <= set(lost)
+        assert mine.pull("kept-19").error
+        end = time.monotonic() + 10
+        while threading.active_count() > before + 8 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert threading.active_count() <= before + 8
+
+
 def test_a_lease_that_is_gone_there_is_reported_lost():
     with producer() as side, reader() as mine:
         mine.watch(side.port, lease_s=0.3)
@@ -251,9 +302,8 @@ def test_a_producer_that_trickles_within_a_block_fails_the_fetch_too(monkeypatch
     monkeypatch.setattr(session, "PULL_S", 0.3)
     over = threading.Event()
 
-    def trickle(listener):
-        connection, _ = listener.accept()
-        with connection, suppress(OSError):
+    def trickle(connection):
+        with connection, suppress(OSError, wire.WireError):
             wire.receive(connection, wire.Hello)
             wire.send(connection, wire.Welcome(now=0.0))
             wire.receive(connection, wire.Take)
@@ -262,15 +312,19 @@ def test_a_producer_that_trickles_within_a_block_fails_the_fetch_too(monkeypatch
             while not over.wait(0.02):
                 connection.sendall(b"x")
 
+    def serve(listener):
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=trickle, args=(listener.accept()[0],), daemon=True).start()
+
     with socket.create_server(("127.0.0.1", 0)) as listener, reader() as mine:
-        thread = threading.Thread(target=trickle, args=(listener,), daemon=True)
-        thread.start()
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
         mine.watch(listener.getsockname()[1])
         try:
             report = mine.pull(places=((0,), ()), timeout_s=5.0)
         finally:
             over.set()
-            thread.join(10)
+            listener.shutdown(socket.SHUT_RDWR)
         assert report.good == (False,) and "did not come in time" in report.error
 
 

@@ -40,6 +40,9 @@ TIMEOUT_S: Final = 5.0  # for a shake of hands, and for the other side to give o
 PULL_S: Final = 60.0  # for one prompt, whatever trickles in
 TTL_S: Final = 600.0
 BEATS: Final = 3  # in the time of a lease
+LEAST_BEAT_S: Final = 0.05  # whatever a hint says
+RETRY_S: Final = 1.0  # after a beat that was not taken
+MOST_PEERS: Final = 128  # whatever addresses hints have
 
 
 Fetch = Callable[[Connection, Pull, list[list[bool]], float], None]
@@ -85,8 +88,14 @@ class Sessions:
     # ---- called by the engine's thread ------------------------------------------------------
 
     def watch(self, watch: Watch) -> None:
-        """Keep a lease alive from now on."""
+        """Keep a lease alive from now on, where it was first said to be. It is lost when there are too many engines."""
+        if watch.lease in self._home:
+            return
         peer = self._peer(*parse_listen(watch.address.partition("://")[2], "the address in a hint"))
+        if peer is None:
+            log.warning("%d engines are read from already; nothing is fetched from %s", MOST_PEERS, watch.address)
+            self._lost.put(LeaseEvent(watch.lease, LeaseNews.LOST))
+            return
         with peer.lock:
             peer.leases[watch.lease] = watch.lease_s
         self._home[watch.lease] = peer
@@ -134,12 +143,17 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._peers)
 
-    def _peer(self, host: str, port: int) -> _Peer:
-        """The engine at this address; a new one makes room by forgetting those that were not seen for long."""
+    def _peer(self, host: str, port: int) -> _Peer | None:
+        """The engine at this address; a new one makes room by forgetting those that were not seen for long. None: there
+        is no room."""
         peer = self._peers.get((host, port))
         now = self._clock()
         if peer is None:
-            self._forget(now)
+            self._forget(now - TTL_S)
+            if len(self._peers) >= MOST_PEERS:
+                self._forget(now)
+            if len(self._peers) >= MOST_PEERS:
+                return None
             peer = _Peer(host, port)
             self._peers[host, port] = peer
             for what in (self._run_pulls, self._run_notices):
@@ -149,10 +163,11 @@ class Sessions:
         peer.seen = now
         return peer
 
-    def _forget(self, now: float) -> None:
+    def _forget(self, seen: float) -> None:
+        """Those that were last seen before then, and have nothing under way."""
         for address, peer in list(self._peers.items()):
             with peer.lock:
-                idle = not peer.leases and not peer.under_way and now - peer.seen > TTL_S
+                idle = not peer.leases and not peer.under_way and peer.seen < seen
             if idle:
                 peer.pulls.put(None)
                 peer.ends.put(None)
@@ -211,13 +226,11 @@ class Sessions:
 
     def _run_notices(self, peer: _Peer) -> None:
         connection: Connection | None = None
-        next_beat = 0.0
-        over = False
+        last, failed, over = -math.inf, False, False  # when beats were last sent, or tried to be
         while not over:
-            with peer.lock:
-                every = min(peer.leases.values(), default=0.0) / BEATS
-            drops, over = self._wait(peer, max(0.0, next_beat - time.monotonic()) if every else None)
-            beats = bool(every) and time.monotonic() >= next_beat
+            every = self._beat_every(peer, failed)
+            drops, over = self._wait(peer, None if every is None else max(0.0, last + every - time.monotonic()))
+            beats = every is not None and time.monotonic() >= last + every
             for _ in range(2 if connection is not None else 1):  # one that went bad since its last use is made anew
                 try:
                     if connection is None and (drops or beats):
@@ -227,15 +240,23 @@ class Sessions:
                         if beats:
                             self._beat(connection, peer)
                     break
-                except (OSError, ValueError) as problem:
+                except Exception as problem:  # the border between one producer and all leases there
                     log.debug("%s did not take a notice: %s", peer.name, problem)
                     if connection is not None:
                         connection.close()
                         connection = None
             if beats:
-                next_beat = time.monotonic() + (every if connection is not None else min(every, 1.0))
+                last, failed = time.monotonic(), connection is None
         if connection is not None:
             connection.close()
+
+    def _beat_every(self, peer: _Peer, failed: bool) -> float | None:
+        """How long after the last beat the next one is due, which a new lease may change; None: nothing is watched."""
+        with peer.lock:
+            shortest = min(peer.leases.values(), default=None)
+        if shortest is None:
+            return None
+        return max(LEAST_BEAT_S, min(shortest / BEATS, RETRY_S if failed else math.inf))
 
     def _wait(self, peer: _Peer, timeout_s: float | None) -> tuple[list[Drop], bool]:
         """Drops that came, after at most so long, and whether the end did."""
