@@ -1,6 +1,8 @@
 """The data halves of a hand-over, over real sockets: fence, server, sessions (PDX-3, PDX-6, PDX-9, PDX-10)."""
 
+import os
 import queue
+import resource
 import socket
 import threading
 import time
@@ -453,6 +455,25 @@ def test_a_lease_that_was_waited_for_in_vain_is_given_once_it_is_there():
     assert guard.tell(("a", "b"), LeaseNews.BEAT) == (True, False)
     with guard.reading("a") as tables:
         assert tables == TABLES
+
+
+def test_a_moment_without_file_descriptors_does_not_shut_the_door(caplog):
+    with producer() as side, reader() as mine, socket.socket() as early:
+        side.guard.open("l", TABLES)
+        free = os.dup(0)
+        os.close(free)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            early.connect(("127.0.0.1", side.port))
+            end = time.monotonic() + 10
+            while "could not connect" not in caplog.text and side.server._thread.is_alive():
+                assert time.monotonic() < end
+                time.sleep(0.005)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        mine.watch(side.port)
+        assert all(mine.pull().good)
 
 
 def test_a_name_of_a_lease_takes_no_room_to_speak_of():
