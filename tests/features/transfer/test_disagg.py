@@ -228,6 +228,19 @@ def test_or_ends_the_request_where_that_was_asked_for():
     )
 
 
+def test_also_when_the_lease_is_over_before_the_request_has_its_turn():
+    for policy, errors in ((OnFailure.RECOMPUTE, []), (OnFailure.FAIL, ["d"])):
+        consumer = Consumer([16], policy)
+        data = offered(make_producer())
+        req = request("d", data=data)
+        consumer.arrive(req)
+        part = Handover(Clock(), None, consumer)
+        report = HandoverReport(events=(LeaseEvent(data["lease"], LeaseNews.LOST),))
+        ready = part.absorb(SimpleNamespace(part=lambda _, report=report: report, timings=StepTimings())).ready
+        assert [each.request_id for each in ready] == errors and consumer.match(req, 0) == Match()
+        assert all(each.error.endswith("10.0.0.1:7100: its lease there is over; send it again") for each in ready)
+
+
 def test_a_request_that_ends_while_its_blocks_are_filled_keeps_them_until_that_has_ended():
     consumer = Consumer([16], OnFailure.RECOMPUTE)
     req, pull = waiting(consumer)

@@ -189,12 +189,17 @@ class Consumer:
         self._watches, self._drops, self._pulls = [], [], []
         return out
 
-    def lost(self, lease: str) -> None:
-        """The producer knows no such lease any more. One that is being fetched fails there, and is reported."""
-        for wanted in self._wanted.values():
+    def lost(self, lease: str) -> tuple[Readiness, ...]:
+        """The producer knows no such lease any more; who ends by that. One that is being fetched fails there, and is
+        reported."""
+        over = []
+        for request_id, wanted in self._wanted.items():
             if wanted.hint.lease == lease and wanted.stage is Stage.OFFERED:
                 self.counts["lost"] += 1
                 self._give_up(wanted)
+                if self._on_failure is OnFailure.FAIL:
+                    over.append(Readiness(request_id, error=_failed(wanted.hint, "its lease there is over")))
+        return tuple(over)
 
     def report(self, job: JobReport) -> tuple[Readiness | None, str | None]:
         """A fetch ended: who may go on, or whose blocks may go."""
@@ -213,10 +218,13 @@ class Consumer:
             return None, request_id
         if whole or self._on_failure is OnFailure.RECOMPUTE:
             return Readiness(request_id, num_tokens=tokens), None
-        reason = f": {job.error}" if job.error else ""
-        error = f"the KV of this prompt could not be fetched from {wanted.hint.address}{reason}; send it again"
-        return Readiness(request_id, error=error), None
+        return Readiness(request_id, error=_failed(wanted.hint, job.error)), None
 
     def stats(self) -> dict[str, Any]:
         """For metrics."""
         return {**self.counts, "watched": len(self), "fetching": len(self._jobs), "tokens_fetched": self.num_tokens}
+
+
+def _failed(hint: Hint, why: str | None) -> str:
+    reason = f": {why}" if why else ""
+    return f"the KV of this prompt could not be fetched from {hint.address}{reason}; send it again"
