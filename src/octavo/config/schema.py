@@ -144,7 +144,8 @@ class CacheConfig:
     @property
     def tiers(self) -> tuple[str, ...]:
         """Addresses of tiers; an engine that others read from has a host tier at least, unless they come for prompts."""
-        return self.kv_tier or (("host",) if self.kv_listen and self.kv_role is None else ())
+        for_prompts = self.kv_role in ("producer", "both") and "://" not in self.kv_transport
+        return self.kv_tier or (("host",) if self.kv_listen and not for_prompts else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -228,6 +228,19 @@ def test_or_ends_the_request_where_that_was_asked_for():
     )
 
 
+def test_also_when_the_lease_is_over_before_the_request_has_its_turn():
+    for policy, errors in ((OnFailure.RECOMPUTE, []), (OnFailure.FAIL, ["d"])):
+        consumer = Consumer([16], policy)
+        data = offered(make_producer())
+        req = request("d", data=data)
+        consumer.arrive(req)
+        part = Handover(Clock(), None, consumer)
+        report = HandoverReport(events=(LeaseEvent(data["lease"], LeaseNews.LOST),))
+        ready = part.absorb(SimpleNamespace(part=lambda _, report=report: report, timings=StepTimings())).ready
+        assert [each.request_id for each in ready] == errors and consumer.match(req, 0) == Match()
+        assert all(each.error.endswith("10.0.0.1:7100: its lease there is over; send it again") for each in ready)
+
+
 def test_a_request_that_ends_while_its_blocks_are_filled_keeps_them_until_that_has_ended():
     consumer = Consumer([16], OnFailure.RECOMPUTE)
     req, pull = waiting(consumer)
@@ -253,6 +266,43 @@ def test_a_lease_that_is_not_needed_is_returned():
     consumer.lost(data["lease"])
     assert consumer.match(gone, 0) == Match() and consumer.counts["lost"] == 1
     assert [d.done for d in consumer.take()[1]] == [True, False, False, False]
+
+
+def test_a_lease_cannot_be_put_beside_another_prompt():
+    producer = make_producer()
+    mine, other = offered(producer, "a"), offered(producer, "b", range(5, 105))
+    consumer = Consumer([16], OnFailure.RECOMPUTE)
+    forged = request(data={**mine, "lease": other["lease"]})  # an honest hint, but for the name of the lease
+    consumer.arrive(forged)
+    assert consumer.match(forged, 0) == Match() and consumer.counts["not_ours"] == 1
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "tcp://:7100",
+        "tcp://[]:7100",
+        "tcp://10.0.0.1:",
+        "tcp://10.0.0.1:0",
+        "tcp://10.0.0.1:\u00b2",
+        "tcp://",
+        "udp://10.0.0.1:7",
+    ],
+)
+def test_an_address_that_is_none_reaches_no_transport(address):
+    consumer = Consumer([16], OnFailure.RECOMPUTE)
+    req = request(data={**offered(make_producer()), "address": address})
+    consumer.arrive(req)
+    assert consumer.take() == ((), (), ()) and consumer.match(req, 0) == Match()
+    assert consumer.counts["not_allowed"] == 1
+
+
+def test_only_hosts_that_were_named_are_fetched_from():
+    consumer = Consumer([16], OnFailure.RECOMPUTE, allow=("10.0.0.1", "::1"))
+    hosts = {"10.0.0.1": True, "[::1]": True, "10.0.0.2": False, "10.0.0.1.evil": False}
+    for host, allowed in hosts.items():
+        consumer.arrive(request(host, data={**offered(make_producer()), "address": f"tcp://{host}:7100"}))
+        assert bool(consumer.take()[0]) is allowed
 
 
 def test_an_idle_engine_keeps_ticking_while_leases_or_fetches_are_under_way():
@@ -428,7 +478,7 @@ class World:
             lease, news = self.notices[place]
             if self.random.random() < 0.9:
                 self.notices.pop(place)
-            if not self.guard.tell(lease, news) and news is LeaseNews.BEAT:
+            if self.guard.tell((lease,), news) != (True,) and news is LeaseNews.BEAT:
                 self.consumer.lost(lease)
 
     def producer_plans(self):

@@ -1,6 +1,8 @@
 """The data halves of a hand-over, over real sockets: fence, server, sessions (PDX-3, PDX-6, PDX-9, PDX-10)."""
 
+import os
 import queue
+import resource
 import socket
 import threading
 import time
@@ -46,10 +48,11 @@ class Region:
 class Side:
     """A producer's data half."""
 
-    def __init__(self, port=0, identity=IDENTITY):
-        self.guard = LeaseGuard()
+    def __init__(self, port=0, identity=IDENTITY, patience_s=1.0):
+        self.guard = LeaseGuard(patience_s)
         self.regions = [Region(0), Region(1)]
         seal = Seal(identity, SIZES)
+        self.identity = seal.identity
         self.server = PeerServer("127.0.0.1", port, seal, [LeaseGiver(self.guard, self.regions, seal)])
         self.port = self.server.port
 
@@ -107,6 +110,7 @@ def reader(**options):
 
 
 TABLES = ((7, 8, 9), (4, 5))
+DEEP = b"\x82\xa4type\xa6Chunks\xa1x" + b"\x91" * 100_000 + b"\x01"  # a list in a list in a list
 
 
 def test_blocks_under_a_lease_come_whole():
@@ -172,6 +176,57 @@ def test_a_lease_is_kept_alive_while_it_is_watched_and_no_longer():
         side.wait_news(LeaseEvent("l", LeaseNews.ABORTED))
         time.sleep(0.3)
         assert LeaseEvent("l", LeaseNews.BEAT) not in side.guard.news()
+
+
+def test_a_long_lease_does_not_keep_beats_from_a_short_one():
+    with producer() as side, reader() as mine:
+        side.guard.open("long", TABLES)
+        side.guard.open("short", TABLES)
+        mine.watch(side.port, "long", lease_s=3600.0)
+        side.wait_news(LeaseEvent("long", LeaseNews.BEAT))
+        mine.watch(side.port, "short", lease_s=0.3)
+        side.wait_news(LeaseEvent("short", LeaseNews.BEAT))
+
+
+def test_a_lease_of_next_to_no_time_does_not_fill_the_network_with_beats():
+    with producer() as side, reader() as mine:
+        side.guard.open("l", TABLES)
+        mine.watch(side.port, "l", lease_s=1e-6)
+        seen = list(side.wait_news(LeaseEvent("l", LeaseNews.BEAT)))
+        time.sleep(0.5)
+        assert len(seen + list(side.guard.news())) < 15
+
+
+def test_a_lease_that_two_hints_have_at_two_addresses_is_not_kept_alive_when_it_is_over():
+    with producer() as side, reader() as mine:
+        side.guard.open("l", TABLES)
+        mine.watch(side.port, "l", lease_s=0.3)
+        side.wait_news(LeaseEvent("l", LeaseNews.BEAT))
+        mine.watch(free_port(), "l", lease_s=0.3)
+        mine.sessions.drop(Drop(lease="l", done=False))
+        mine.sessions.drop(Drop(lease="l", done=False))
+        side.wait_news(LeaseEvent("l", LeaseNews.ABORTED))
+        time.sleep(0.3)
+        assert LeaseEvent("l", LeaseNews.BEAT) not in side.guard.news()
+
+
+def test_hints_with_ever_new_addresses_do_not_start_threads_without_end(monkeypatch):
+    monkeypatch.setattr(session, "MOST_PEERS", 4)
+    with reader() as mine:
+        before = threading.active_count()
+        for i in range(20):
+            mine.watch(free_port(), f"idle-{i}")
+            mine.sessions.drop(Drop(lease=f"idle-{i}", done=False))
+        for i in range(20):
+            mine.watch(free_port(), f"kept-{i}")
+        assert len(mine.sessions) == 4
+        lost = [event.lease for event in mine.sessions.news() if event.news is LeaseNews.LOST]
+        assert {f"kept-{i}" for i in range(5, 20)} <= set(lost)
+        assert mine.pull("kept-19").error
+        end = time.monotonic() + 10
+        while threading.active_count() > before + 8 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert threading.active_count() <= before + 8
 
 
 def test_a_lease_that_is_gone_there_is_reported_lost():
@@ -245,6 +300,58 @@ def test_a_producer_that_trickles_fails_the_fetch_within_the_set_time(monkeypatc
         assert any(report.good) and not all(report.good) and "did not come in time" in report.error
 
 
+def test_a_producer_that_trickles_within_a_block_fails_the_fetch_too(monkeypatch):
+    monkeypatch.setattr(session, "PULL_S", 0.3)
+    over = threading.Event()
+
+    def trickle(connection):
+        with connection, suppress(OSError, wire.WireError):
+            wire.receive(connection, wire.Hello)
+            wire.send(connection, wire.Welcome(now=0.0))
+            wire.receive(connection, wire.Take)
+            seal, key = Seal(IDENTITY, SIZES), wire.lease_key("l", 0, 0)
+            wire.send(connection, wire.Chunks((seal.head_bytes(key) + SIZES[0],)))
+            while not over.wait(0.02):
+                connection.sendall(b"x")
+
+    def serve(listener):
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=trickle, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, reader() as mine:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        mine.watch(listener.getsockname()[1])
+        try:
+            report = mine.pull(places=((0,), ()), timeout_s=5.0)
+        finally:
+            over.set()
+            listener.shutdown(socket.SHUT_RDWR)
+        assert report.good == (False,) and "did not come in time" in report.error
+
+
+def test_many_fetches_from_a_producer_that_freezes_fail_together(monkeypatch):
+    monkeypatch.setattr(session, "TIMEOUT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as listener, reader() as mine:
+        mine.watch(listener.getsockname()[1])
+        began = time.monotonic()
+        for _ in range(20):
+            mine.start()
+        for _ in range(20):
+            assert mine.done.get(timeout=10).error
+        assert time.monotonic() - began < 3
+
+
+def test_whatever_goes_wrong_in_a_fetch_it_is_reported_and_the_next_one_is_made(caplog):
+    with producer() as side, reader() as mine:
+        side.guard.open("l", TABLES)
+        mine.watch(side.port)
+        write, mine._write = mine._write, lambda *_: 1 // 0
+        assert "division" in mine.pull(timeout_s=5.0).error
+        mine._write = write
+        assert all(mine.pull().good)
+
+
 @pytest.mark.parametrize(
     "answers",
     [
@@ -253,9 +360,10 @@ def test_a_producer_that_trickles_fails_the_fetch_within_the_set_time(monkeypatc
         ["welcome", wire.Chunks((5,))],
         ["welcome", wire.Alive((True,))],
         ["welcome", b"OKV1\xff\xff\xff\xff"],
+        ["welcome", wire.FRAME.pack(wire.MAGIC, len(DEEP)) + DEEP],
         ["welcome", b""],
     ],
-    ids=["http", "sizes", "too few", "another kind", "endless", "nothing"],
+    ids=["http", "sizes", "too few", "another kind", "endless", "deep", "nothing"],
 )
 def test_a_producer_that_answers_nonsense_fails_the_fetch(answers, monkeypatch):
     monkeypatch.setattr(session, "TIMEOUT_S", 1.0)
@@ -318,3 +426,61 @@ def test_a_lease_that_is_asked_for_before_it_is_open_is_waited_for():
         began = time.monotonic()
         with side.guard.reading("l") as tables:
             assert tables is None and time.monotonic() - began < 0.5  # known to be over
+
+
+def test_leases_that_nobody_knows_are_waited_for_once_and_all_together():
+    """A producer that was started anew hears of all that its consumers still watch."""
+    with producer(patience_s=0.3) as side, reader() as mine:
+        side.guard.open("l", TABLES)
+        for i in range(100):
+            mine.watch(side.port, f"old-{i}", lease_s=3.0)
+        mine.watch(side.port, "l", lease_s=3.0)
+        began = time.monotonic()
+        side.wait_news(LeaseEvent("l", LeaseNews.BEAT))
+        assert all(mine.pull("l").good)
+        lost = set()
+        while len(lost) < 100:
+            lost |= {event.lease for event in mine.sessions.news()}
+            assert time.monotonic() < began + 10
+            time.sleep(0.005)
+        assert "l" not in lost and time.monotonic() - began < 3
+        began = time.monotonic()
+        assert not any(mine.pull("old-7").good) and time.monotonic() - began < 0.3
+
+
+def test_a_lease_that_was_waited_for_in_vain_is_given_once_it_is_there():
+    guard = LeaseGuard(patience_s=0.01)
+    assert guard.tell(("a", "b"), LeaseNews.BEAT) == (False, False)
+    guard.open("a", TABLES)
+    assert guard.tell(("a", "b"), LeaseNews.BEAT) == (True, False)
+    with guard.reading("a") as tables:
+        assert tables == TABLES
+
+
+def test_a_moment_without_file_descriptors_does_not_shut_the_door(caplog):
+    with producer() as side, reader() as mine, socket.socket() as early:
+        side.guard.open("l", TABLES)
+        free = os.dup(0)
+        os.close(free)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            early.connect(("127.0.0.1", side.port))
+            end = time.monotonic() + 10
+            while "could not connect" not in caplog.text and side.server._thread.is_alive():
+                assert time.monotonic() < end
+                time.sleep(0.005)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        mine.watch(side.port)
+        assert all(mine.pull().good)
+
+
+def test_a_name_of_a_lease_takes_no_room_to_speak_of():
+    """Whoever connects may ask for many places of a lease; each is named in an answer's seal."""
+    with producer(patience_s=0.01) as side, socket.create_connection(("127.0.0.1", side.port), 10) as peer:
+        wire.send(peer, wire.Hello(version=wire.VERSION, identity=side.identity))
+        wire.receive(peer, wire.Welcome)
+        wire.send(peer, wire.Take(lease="x" * 10_000, group=0, places=tuple(range(wire.MOST_KEYS))))
+        with pytest.raises((wire.WireError, OSError)):
+            wire.receive(peer, wire.Chunks)

@@ -138,3 +138,31 @@ def test_transports_are_found_by_name_or_import_path(text, said):
     assert find_transport("octavo.features.transfer.data.over_file:make") is over_file.make
     with pytest.raises(ConfigError, match=said):
         find_transport(text)
+
+
+def test_prompts_that_never_appear_do_not_add_up(ends, monkeypatch):
+    monkeypatch.setattr(over_file, "WAIT_S", 0.5)
+    (_, taking) = ends(Role.CONSUMER)
+    began = time.monotonic()
+    waits = [start(taking, lease=f"never{i}")[0] for i in range(20)]
+    for done in waits:
+        assert "did not appear" in done.get(timeout=10).error
+    assert time.monotonic() - began < 1.5
+
+
+def test_an_engine_that_ends_does_not_wait_for_prompts(ends):
+    (_, taking) = ends(Role.CONSUMER)
+    waits = [start(taking, lease=f"never{i}")[0] for i in range(9)]
+    began = time.monotonic()
+    taking.stop()
+    assert time.monotonic() - began < 2
+    assert all(done.get_nowait().error for done in waits)
+
+
+def test_a_block_that_cannot_be_put_anywhere_is_reported(ends):
+    (giving, _), (_, taking) = ends(Role.PRODUCER), ends(Role.CONSUMER)
+    giving.open(LEASE, TABLES)
+    done = queue.SimpleQueue()
+    job = PullJob(job=1, lease=LEASE, places=((0,), ()), blocks=((0,), ()))
+    taking.pull(Pull(job, lambda *_: 1 // 0, done.put))
+    assert "division" in done.get(timeout=10).error

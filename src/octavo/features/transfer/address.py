@@ -111,9 +111,10 @@ def parse_tier(text: str) -> TierAddress:
 def parse_listen(text: str, name: str = "--kv-listen") -> tuple[str, int]:
     """Host and port of "host:port". Raises `ConfigError`."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    host = host.strip("[]")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ConfigError(f"{name}: give host and port, such as 10.0.0.2:7100; got {text!r}")
-    return host.strip("[]"), int(port)
+    return host, int(port)
 
 
 def row_bytes(layout: KVLayout) -> int:

@@ -46,14 +46,17 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
     """Where a prompt's KV waits. Durations, not moments: two machines' clocks need not agree."""
 
     address: str  # of the producer: transport://place
-    lease: str
-    prompt: str  # digest, see `prompt_digest`
+    lease: str  # ends in the digest of its prompt, so that no name of a lease can be put beside another prompt
     num_tokens: int
     lease_s: float
 
     def as_params(self) -> dict[str, Any]:
         """As the answer carries it."""
         return {TAKE: True, **msgspec.to_builtins(self)}
+
+    def is_for(self, req: EngineRequest) -> bool:
+        """Whether the lease is one of this request's prompt: a producer knows a lease by its whole name only."""
+        return self.num_tokens == len(req.prompt_token_ids) and self.lease.endswith(prompt_digest(req))
 
 
 def check_params(params: Mapping[str, Any], role: str | None, num_answers: int) -> None:

@@ -22,8 +22,9 @@ apart by their tag. After `Chunks` come the chunks themselves, sealed (see `data
 
 import socket
 import struct
+import time
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -32,6 +33,9 @@ MAGIC: Final = b"OKV1"
 FRAME: Final = struct.Struct("<4sI")
 MOST_BYTES: Final = 16 << 20  # of a message
 MOST_KEYS: Final = 4096  # in one message
+MOST_LEASE: Final = 512  # characters of a lease's name
+
+LeaseName = Annotated[str, msgspec.Meta(max_length=MOST_LEASE)]
 
 
 class WireError(ConnectionError):
@@ -82,7 +86,7 @@ class Fetch(Message, frozen=True):
 class Take(Message, frozen=True, kw_only=True):
     """Send these blocks of a lease: by group, the places of blocks in the request's table."""
 
-    lease: str
+    lease: LeaseName
     group: int
     places: tuple[int, ...]
 
@@ -90,13 +94,13 @@ class Take(Message, frozen=True, kw_only=True):
 class Beat(Message, frozen=True):
     """These leases are still wanted."""
 
-    leases: tuple[str, ...]
+    leases: tuple[LeaseName, ...]
 
 
 class Return(Message, frozen=True):
     """These leases are over: `done` when everything was fetched, else given up."""
 
-    leases: tuple[str, ...]
+    leases: tuple[LeaseName, ...]
     done: bool = True
 
 
@@ -109,7 +113,7 @@ class Alive(Message, frozen=True):
 class Reach(Message, frozen=True):
     """I am about to read this lease's blocks myself, until `Release` or the end of the connection."""
 
-    lease: str
+    lease: LeaseName
 
 
 class Reached(Message, frozen=True, kw_only=True):
@@ -126,7 +130,7 @@ class Reached(Message, frozen=True, kw_only=True):
 class Release(Message, frozen=True):
     """I read no more. What was read counts only if the answer says that the lease stood until now."""
 
-    lease: str
+    lease: LeaseName
 
 
 class Chunks(Message, frozen=True):
@@ -163,9 +167,12 @@ def send(connection: socket.socket, message: Message, *bodies: memoryview) -> No
         connection.sendall(body)
 
 
-def receive(connection: socket.socket, kind: type[M]) -> M:
-    """The next message, which must be of this kind. Raises `WireError` (with a refusal's reason) or `OSError`."""
-    message = receive_any(connection)
+def receive(connection: socket.socket, kind: type[M], until: float | None = None) -> M:
+    """The next message, which must be of this kind, and here by a second of the monotonic clock where one is given.
+
+    Raises `WireError` (with a refusal's reason) or `OSError`.
+    """
+    message = receive_any(connection, until)
     if isinstance(message, Refused):
         raise WireError(f"refused: {message.reason}")
     if not isinstance(message, kind):
@@ -173,26 +180,28 @@ def receive(connection: socket.socket, kind: type[M]) -> M:
     return message
 
 
-def receive_any(connection: socket.socket) -> Message:
+def receive_any(connection: socket.socket, until: float | None = None) -> Message:
     """The next message. Raises `WireError` or `OSError`."""
     head = bytearray(FRAME.size)
-    receive_into(connection, memoryview(head))
+    receive_into(connection, memoryview(head), until)
     magic, length = FRAME.unpack(head)
     if magic != MAGIC or length > MOST_BYTES:
         raise WireError("what came is no message of ours")
     data = bytearray(length)
-    receive_into(connection, memoryview(data))
+    receive_into(connection, memoryview(data), until)
     try:
         message: Message = _DECODER.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise WireError(f"what came is no message of ours: {error}") from None
     return message
 
 
-def receive_into(connection: socket.socket, room: memoryview) -> None:
-    """Fill `room`. Raises `WireError` when the connection ends before that."""
+def receive_into(connection: socket.socket, room: memoryview, until: float | None = None) -> None:
+    """Fill `room`. Raises `WireError` when the connection ends before that, or the time does."""
     while len(room):
         count = connection.recv_into(room)
         if not count:
             raise WireError("the connection ended in the middle of a message")
+        if until is not None and time.monotonic() > until:
+            raise WireError("the answer did not come in time")
         room = room[count:]

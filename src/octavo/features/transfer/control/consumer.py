@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from octavo.features.transfer.handover import Drop, Hint, PullJob, Watch, good_tokens, prompt_digest, read_hint
+from octavo.base.errors import ConfigError
+from octavo.features.transfer.address import parse_listen
+from octavo.features.transfer.handover import Drop, Hint, PullJob, Watch, good_tokens, read_hint
 from octavo.features.transfer.plan import JobReport
 from octavo.kvcache.policies import NULL_BLOCK
 from octavo.scheduler.seams import FinishHold, Match, Readiness
@@ -65,7 +67,7 @@ class Consumer:
         self._sizes = tuple(block_sizes)
         self._on_failure = on_failure
         self._transport = transport
-        self._allow = frozenset(allow)
+        self._allow = frozenset(host.strip("[]") for host in allow)
         self._wanted: dict[str, _Wanted] = {}
         self._jobs: dict[int, str] = {}
         self._next_job = 1
@@ -101,7 +103,7 @@ class Consumer:
         wanted = _Wanted(hint, [[] for _ in self._sizes])
         self._wanted[req.request_id] = wanted
         self._watches.append(Watch(lease=hint.lease, address=hint.address, lease_s=hint.lease_s))
-        if hint.num_tokens != req.num_prompt_tokens or hint.prompt != prompt_digest(req.source):
+        if not hint.is_for(req.source):
             self.counts["not_ours"] += 1
             self._give_up(wanted)
 
@@ -110,9 +112,11 @@ class Consumer:
         kind, _, place = address.partition("://")
         if "://" in self._transport:
             return address == self._transport
-        host, _, port = place.rpartition(":")
-        known = kind == self._transport and port.isdigit() and 0 < int(port) < 65536
-        return known and (not self._allow or host in self._allow)
+        try:
+            host, port = parse_listen(place)
+        except ConfigError:
+            return False
+        return kind == self._transport and port > 0 and (not self._allow or host in self._allow)
 
     def match(self, req: "Request", local_tokens: int) -> Match:
         """What the producer has beyond what was found here."""
@@ -185,12 +189,17 @@ class Consumer:
         self._watches, self._drops, self._pulls = [], [], []
         return out
 
-    def lost(self, lease: str) -> None:
-        """The producer knows no such lease any more. One that is being fetched fails there, and is reported."""
-        for wanted in self._wanted.values():
+    def lost(self, lease: str) -> tuple[Readiness, ...]:
+        """The producer knows no such lease any more; who ends by that. One that is being fetched fails there, and is
+        reported."""
+        over = []
+        for request_id, wanted in self._wanted.items():
             if wanted.hint.lease == lease and wanted.stage is Stage.OFFERED:
                 self.counts["lost"] += 1
                 self._give_up(wanted)
+                if self._on_failure is OnFailure.FAIL:
+                    over.append(Readiness(request_id, error=_failed(wanted.hint, "its lease there is over")))
+        return tuple(over)
 
     def report(self, job: JobReport) -> tuple[Readiness | None, str | None]:
         """A fetch ended: who may go on, or whose blocks may go."""
@@ -209,10 +218,13 @@ class Consumer:
             return None, request_id
         if whole or self._on_failure is OnFailure.RECOMPUTE:
             return Readiness(request_id, num_tokens=tokens), None
-        reason = f": {job.error}" if job.error else ""
-        error = f"the KV of this prompt could not be fetched from {wanted.hint.address}{reason}; send it again"
-        return Readiness(request_id, error=error), None
+        return Readiness(request_id, error=_failed(wanted.hint, job.error)), None
 
     def stats(self) -> dict[str, Any]:
         """For metrics."""
         return {**self.counts, "watched": len(self), "fetching": len(self._jobs), "tokens_fetched": self.num_tokens}
+
+
+def _failed(hint: Hint, why: str | None) -> str:
+    reason = f": {why}" if why else ""
+    return f"the KV of this prompt could not be fetched from {hint.address}{reason}; send it again"

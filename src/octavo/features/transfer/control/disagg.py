@@ -19,7 +19,7 @@ from octavo.features.transfer.address import parse_listen
 from octavo.features.transfer.control.consumer import Consumer, OnFailure
 from octavo.features.transfer.control.producer import BlocksOf, Producer
 from octavo.features.transfer.handover import HandoverPlan, HandoverReport, LeaseNews, Role
-from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, Retry
+from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, Readiness, Retry
 
 if TYPE_CHECKING:
     from octavo.scheduler.draft import StepDraft
@@ -100,11 +100,12 @@ class Handover:
         report = result.part(HandoverReport)
         if report is None:
             return Absorbed()
-        ready, release = [], []
+        ready: list[Readiness] = []
+        release: list[str] = []
         for event in report.events:
             if event.news is LeaseNews.LOST:
                 if self.consumer is not None:
-                    self.consumer.lost(event.lease)
+                    ready += self.consumer.lost(event.lease)
             elif self.producer is not None and (request_id := self.producer.hear(event)) is not None:
                 release.append(request_id)
         for job in report.jobs if self.consumer is not None else ():

@@ -63,7 +63,7 @@ class Producer:
         blocks = self._blocks_of(req.request_id)
         if not any(map(len, blocks)):
             return FinishHold()
-        lease = self._new_id()
+        lease = self._new_id() + prompt_digest(req.source)
         self._table.grant(lease)
         self._table.begin_read(lease, TRANSPORT)
         self._requests[lease] = req.request_id
@@ -72,7 +72,6 @@ class Producer:
         offer = Hint(
             address=self._address,
             lease=lease,
-            prompt=prompt_digest(req.source),
             num_tokens=req.num_prompt_tokens,
             lease_s=self._lease_s,
         )

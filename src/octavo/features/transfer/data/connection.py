@@ -25,7 +25,7 @@ class Connection:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             asked = time.time()
             send(self.socket, Hello(version=VERSION, identity=seal.identity))
-            welcome = receive(self.socket, Welcome)
+            welcome = receive(self.socket, Welcome, time.monotonic() + timeout_s)
         except BaseException:
             self.socket.close()
             raise

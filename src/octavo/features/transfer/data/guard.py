@@ -5,21 +5,21 @@ lease is reported closed, once, and nothing of it is touched any more.
 Does not know: until when a lease runs, or sockets.
 
 The engine's thread opens and closes; threads of connections read. An answer that offers a lease may reach its consumer
-before the lease is open here: what asks for a lease that was never seen waits a moment for it.
+before the lease is open here, by a step: what asks for a lease that was never seen waits for it, once.
 """
 
 import contextlib
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from octavo.features.transfer.handover import LeaseEvent, LeaseNews
 
-PATIENCE_S: Final = 1.0  # for a lease that was never seen
-MOST_CLOSED: Final = 10_000  # leases that are remembered
+PATIENCE_S: Final = 3.0  # for leases that were never seen: a step may take long, and a consumer waits for `TIMEOUT_S`
+MOST_PAST: Final = 10_000  # leases that are remembered
 
 Tables = tuple[tuple[int, ...], ...]
 
@@ -34,19 +34,20 @@ class _Open:
 
 
 class LeaseGuard:
-    """Owns: the open leases, which were closed lately, and notices that wait for the next report."""
+    """Owns: the open leases, those that nobody need wait for, and notices that wait for the next report."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._lock = threading.Condition()
         self._open: dict[str, _Open] = {}
-        self._closed: OrderedDict[str, None] = OrderedDict()
+        self._past: OrderedDict[str, None] = OrderedDict()  # closed, or waited for in vain
         self._events: queue.SimpleQueue[LeaseEvent] = queue.SimpleQueue()
 
     def open(self, lease: str, blocks: Tables) -> None:
         """These blocks may be read from now on."""
         with self._lock:
             self._open[lease] = _Open(blocks)
+            self._past.pop(lease, None)
             self._lock.notify_all()
 
     def close(self, lease: str) -> None:
@@ -64,6 +65,7 @@ class LeaseGuard:
     def reading(self, lease: str) -> Iterator[Tables | None]:
         """The lease's blocks, which stay as they are until the end of the `with`; None: hands off."""
         with self._lock:
+            self._wait_for((lease,))
             found = self._standing(lease)
             if found is not None:
                 found.readers += 1
@@ -81,25 +83,39 @@ class LeaseGuard:
             self._forget(lease)
         self._events.put(LeaseEvent(lease, LeaseNews.CLOSED))
 
+    def _wait_for(self, leases: Sequence[str]) -> None:
+        """Wait until all of these have been seen, once for all of them together; the lock is held."""
+
+        def strange() -> list[str]:
+            return [lease for lease in leases if lease not in self._open and lease not in self._past]
+
+        if strange():
+            self._lock.wait_for(lambda: not strange(), self._patience_s)
+            for lease in strange():
+                self._remember(lease)
+
     def _standing(self, lease: str) -> _Open | None:
-        """The lease, if it is open or becomes so at once; the lock is held."""
-        if lease not in self._open and lease not in self._closed:
-            self._lock.wait_for(lambda: lease in self._open, self._patience_s)
+        """The lease, if it is open; the lock is held."""
         found = self._open.get(lease)
         return None if found is None or found.closing else found
 
     def _forget(self, lease: str) -> None:
         del self._open[lease]
-        self._closed[lease] = None
-        if len(self._closed) > MOST_CLOSED:
-            self._closed.popitem(last=False)
+        self._remember(lease)
 
-    def tell(self, lease: str, news: LeaseNews) -> bool:
-        """A notice of a consumer; False when there is no such lease (any more)."""
+    def _remember(self, lease: str) -> None:
+        self._past[lease] = None
+        if len(self._past) > MOST_PAST:
+            self._past.popitem(last=False)
+
+    def tell(self, leases: Sequence[str], news: LeaseNews) -> tuple[bool, ...]:
+        """A consumer's notice of each of these; False for those that are not there (any more)."""
         with self._lock:
-            alive = self._standing(lease) is not None
-        if alive:
-            self._events.put(LeaseEvent(lease, news))
+            self._wait_for(leases)
+            alive = tuple(self._standing(lease) is not None for lease in leases)
+        for lease, stands in zip(leases, alive, strict=True):
+            if stands:
+                self._events.put(LeaseEvent(lease, news))
         return alive
 
     def news(self) -> tuple[LeaseEvent, ...]:

@@ -134,7 +134,7 @@ class FileGiving:
                             file.write(head)
                             file.write(body.data)
             part.rename(prompt)
-        except OSError as error:
+        except Exception as error:  # the border between one prompt and all others
             log.warning("a prompt could not be put in %s: %s", self._shelf.folder, error)
             shutil.rmtree(part, ignore_errors=True)
             news = LeaseNews.ABORTED
@@ -162,12 +162,13 @@ class FileTaking:
         self._shelf = shelf
         self._touched: dict[str, float] = {}
         self._readers = ThreadPoolExecutor(READERS, "octavo-kv-fetch")
+        self._over = threading.Event()
 
     def watch(self, watch: Watch) -> None:
         self._touched[watch.lease] = time.monotonic()
 
     def pull(self, pull: Pull) -> None:
-        self._readers.submit(self._read, pull)
+        self._readers.submit(self._read, pull, time.monotonic())
 
     def drop(self, drop: Drop) -> None:
         self._touched.pop(drop.lease, None)
@@ -182,6 +183,7 @@ class FileTaking:
         return ()
 
     def stop(self) -> None:
+        self._over.set()
         self._readers.shutdown()
 
     def _touch(self, lease: str) -> None:
@@ -192,21 +194,22 @@ class FileTaking:
         with contextlib.suppress(ValueError):
             shutil.rmtree(self._shelf.prompt(lease), ignore_errors=True)
 
-    def _read(self, pull: Pull) -> None:
+    def _read(self, pull: Pull, asked: float) -> None:
         began, job = time.monotonic(), pull.job
         good = [[False] * len(places) for places in job.places]
         error, num_bytes = None, 0
         try:
             prompt = self._shelf.prompt(job.lease)
             while not prompt.exists():
-                if time.monotonic() - began > WAIT_S:
+                if time.monotonic() - asked > WAIT_S:  # since it was asked for: those before it may have waited as long
                     raise FileNotFoundError(f"the prompt did not appear within {WAIT_S:g} s")
-                time.sleep(POLL_S)
+                if self._over.wait(POLL_S):
+                    raise FileNotFoundError("the prompt had not appeared when this engine ended")
             for group, places in enumerate(job.places):
                 for at, place in enumerate(places):
                     good[group][at] = self._read_block(pull, prompt, group, at, place)
                     num_bytes += self._shelf.seal.length(lease_key("", 0, group)) * good[group][at]
-        except (OSError, ValueError) as problem:
+        except Exception as problem:  # the border between one prompt and who waits for it
             error = str(problem) or type(problem).__name__
             log.warning("KV could not be fetched from %s: %s", self._shelf.folder, error)
         flat = tuple(fine for row in good for fine in row)

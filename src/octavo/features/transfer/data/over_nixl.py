@@ -132,7 +132,7 @@ class NixlFetch:
     def __call__(self, connection: Connection, pull: Pull, good: list[list[bool]], until: float) -> None:
         job = pull.job
         send(connection.socket, Reach(job.lease))
-        there = receive(connection.socket, Reached)
+        there = receive(connection.socket, Reached, until)
         if not there.agent:
             return  # no such lease
         wanted = self._wanted(pull, there)

@@ -5,7 +5,6 @@ Does not know: leases' ends, or what a consumer does with blocks.
 """
 
 import socket
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -55,10 +54,10 @@ class LeaseGiver:
                 return False
             self._give(connection, message)
         elif isinstance(message, Beat) and len(message.leases) <= MOST_KEYS:
-            send(connection, Alive(tuple(self._guard.tell(lease, LeaseNews.BEAT) for lease in message.leases)))
+            send(connection, Alive(self._guard.tell(message.leases, LeaseNews.BEAT)))
         elif isinstance(message, Return) and len(message.leases) <= MOST_KEYS:
             news = LeaseNews.DONE if message.done else LeaseNews.ABORTED
-            send(connection, Alive(tuple(self._guard.tell(lease, news) for lease in message.leases)))
+            send(connection, Alive(self._guard.tell(message.leases, news)))
         else:
             return False
         return True
@@ -96,22 +95,20 @@ class TcpFetch:
             for start in range(0, len(places), TAKE_AT_ONCE):
                 part = places[start : start + TAKE_AT_ONCE]
                 send(connection.socket, Take(lease=pull.job.lease, group=group, places=part))
-                sizes = receive(connection.socket, Chunks).sizes
+                sizes = receive(connection.socket, Chunks, until).sizes
                 if len(sizes) != len(part):
                     raise WireError("an answer has another length than its question")
                 for at, size in enumerate(sizes, start):
-                    if time.monotonic() > until:
-                        raise WireError("the prompt's KV did not come in time")
                     if size:
-                        good[group][at] = self._take(connection, pull, group, at, size)
+                        good[group][at] = self._take(connection, pull, group, at, size, until)
 
-    def _take(self, connection: Connection, pull: Pull, group: int, at: int, size: int) -> bool:
+    def _take(self, connection: Connection, pull: Pull, group: int, at: int, size: int, until: float) -> bool:
         key = lease_key(pull.job.lease, pull.job.places[group][at], group)
         head_bytes, length = self._seal.head_bytes(key), self._seal.length(key)
         if size != head_bytes + length:
             raise WireError(f"a block of {size} bytes cannot be one of ours")
         room = bytearray(size)
-        receive_into(connection.socket, memoryview(room))
+        receive_into(connection.socket, memoryview(room), until)
         body = memoryview(room)[head_bytes:]
         if not self._seal.opens(key, bytes(room[:head_bytes]), body):
             return False

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 IDLE_S: Final = 300.0  # after which a silent connection is closed
 SEND_S: Final = 10.0  # for the other side to take an answer
 MOST_CONNECTIONS: Final = 64
+AGAIN_S: Final = 0.1  # after a connection that could not be accepted
 
 
 class Giver(Protocol):
@@ -89,8 +90,11 @@ class PeerServer:
         while not self._closed:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if not self._closed:  # such as too many open files: it passes
+                    log.warning("a peer could not connect: %s", error)
+                    time.sleep(AGAIN_S)
+                continue
             with self._lock:
                 if len(self._connections) >= MOST_CONNECTIONS:
                     connection.close()

@@ -9,6 +9,7 @@ One engine has two connections, each with a thread: notices (beats and ends of l
 """
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -39,6 +40,9 @@ TIMEOUT_S: Final = 5.0  # for a shake of hands, and for the other side to give o
 PULL_S: Final = 60.0  # for one prompt, whatever trickles in
 TTL_S: Final = 600.0
 BEATS: Final = 3  # in the time of a lease
+LEAST_BEAT_S: Final = 0.05  # whatever a hint says
+RETRY_S: Final = 1.0  # after a beat that was not taken
+MOST_PEERS: Final = 128  # whatever addresses hints have
 
 
 Fetch = Callable[[Connection, Pull, list[list[bool]], float], None]
@@ -54,12 +58,13 @@ class _Peer:
     port: int
     lock: threading.Lock = field(default_factory=threading.Lock)
     leases: dict[str, float] = field(default_factory=dict)  # seconds of each
-    pulls: "queue.SimpleQueue[Pull | None]" = field(default_factory=queue.SimpleQueue)
+    pulls: "queue.SimpleQueue[tuple[Pull, float] | None]" = field(default_factory=queue.SimpleQueue)  # and when
     ends: "queue.SimpleQueue[Drop | None]" = field(default_factory=queue.SimpleQueue)
     under_way: int = 0
     seen: float = 0.0
     threads: list[threading.Thread] = field(default_factory=list)
-    clock_offset_s: float = 0.0
+    failed: float = -math.inf  # when there was no connection for KV last
+    failure: str = ""  # and why
 
     @property
     def name(self) -> str:
@@ -83,8 +88,14 @@ class Sessions:
     # ---- called by the engine's thread ------------------------------------------------------
 
     def watch(self, watch: Watch) -> None:
-        """Keep a lease alive from now on."""
+        """Keep a lease alive from now on, where it was first said to be. It is lost when there are too many engines."""
+        if watch.lease in self._home:
+            return
         peer = self._peer(*parse_listen(watch.address.partition("://")[2], "the address in a hint"))
+        if peer is None:
+            log.warning("%d engines are read from already; nothing is fetched from %s", MOST_PEERS, watch.address)
+            self._lost.put(LeaseEvent(watch.lease, LeaseNews.LOST))
+            return
         with peer.lock:
             peer.leases[watch.lease] = watch.lease_s
         self._home[watch.lease] = peer
@@ -99,7 +110,7 @@ class Sessions:
             return
         with peer.lock:
             peer.under_way += 1
-        peer.pulls.put(pull)
+        peer.pulls.put((pull, time.monotonic()))
 
     def drop(self, drop: Drop) -> None:
         """A lease is over. Its producer is told once; if that fails, silence ends it there."""
@@ -132,12 +143,17 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._peers)
 
-    def _peer(self, host: str, port: int) -> _Peer:
-        """The engine at this address; a new one makes room by forgetting those that were not seen for long."""
+    def _peer(self, host: str, port: int) -> _Peer | None:
+        """The engine at this address; a new one makes room by forgetting those that were not seen for long. None: there
+        is no room."""
         peer = self._peers.get((host, port))
         now = self._clock()
         if peer is None:
-            self._forget(now)
+            self._forget(now - TTL_S)
+            if len(self._peers) >= MOST_PEERS:
+                self._forget(now)
+            if len(self._peers) >= MOST_PEERS:
+                return None
             peer = _Peer(host, port)
             self._peers[host, port] = peer
             for what in (self._run_pulls, self._run_notices):
@@ -147,10 +163,11 @@ class Sessions:
         peer.seen = now
         return peer
 
-    def _forget(self, now: float) -> None:
+    def _forget(self, seen: float) -> None:
+        """Those that were last seen before then, and have nothing under way."""
         for address, peer in list(self._peers.items()):
             with peer.lock:
-                idle = not peer.leases and not peer.under_way and now - peer.seen > TTL_S
+                idle = not peer.leases and not peer.under_way and peer.seen < seen
             if idle:
                 peer.pulls.put(None)
                 peer.ends.put(None)
@@ -160,28 +177,29 @@ class Sessions:
 
     def _run_pulls(self, peer: _Peer) -> None:
         connection: Connection | None = None
-        while (pull := peer.pulls.get()) is not None:
-            connection = self._do(peer, pull, connection)
+        while (item := peer.pulls.get()) is not None:
+            connection = self._do(peer, *item, connection)
             with peer.lock:
                 peer.under_way -= 1
         if connection is not None:
             connection.close()
 
-    def _do(self, peer: _Peer, pull: Pull, connection: Connection | None) -> Connection | None:
+    def _do(self, peer: _Peer, pull: Pull, asked: float, connection: Connection | None) -> Connection | None:
         """One pull; the connection for the next one. A connection that went bad since its last use is made anew once."""
         began, job = time.monotonic(), pull.job
         good = [[False] * len(places) for places in job.places]
-        error, was_used = None, connection is not None
-        for _ in range(2 if was_used else 1):
+        tries = 1 if connection is None else 2
+        error = (
+            peer.failure if asked < peer.failed else "those before it took too long" if began > asked + PULL_S else None
+        )
+        for _ in range(tries if error is None else 0):
             try:
                 if connection is None:
-                    connection = Connection(peer.host, peer.port, self._seal, TIMEOUT_S)
-                    peer.clock_offset_s = connection.clock_offset_s
-                    log.info("KV of %s can be read; its clock is %+.3f s off", peer.name, connection.clock_offset_s)
-                self._fetch(connection, pull, good, began + PULL_S)
+                    connection = self._connect(peer)
+                self._fetch(connection, pull, good, asked + PULL_S)
                 error = None
                 break
-            except (OSError, ValueError) as problem:
+            except Exception as problem:  # the border between one producer and those who wait for it
                 error = f"{problem}" or type(problem).__name__
                 if connection is not None:
                     connection.close()
@@ -194,17 +212,25 @@ class Sessions:
         pull.told(JobReport(job=job.job, good=flat, num_bytes=num_bytes, seconds=seconds, error=error))
         return connection
 
+    def _connect(self, peer: _Peer) -> Connection:
+        """A connection for KV. When there is none, those who wait for one now need not find out again, each for itself."""
+        try:
+            connection = Connection(peer.host, peer.port, self._seal, TIMEOUT_S)
+        except Exception as problem:
+            peer.failed, peer.failure = time.monotonic(), f"{problem}" or type(problem).__name__
+            raise
+        log.info("KV of %s can be read; its clock is %+.3f s off", peer.name, connection.clock_offset_s)
+        return connection
+
     # ---- the thread of notices ----------------------------------------------------------------
 
     def _run_notices(self, peer: _Peer) -> None:
         connection: Connection | None = None
-        next_beat = 0.0
-        over = False
+        last, failed, over = -math.inf, False, False  # when beats were last sent, or tried to be
         while not over:
-            with peer.lock:
-                every = min(peer.leases.values(), default=0.0) / BEATS
-            drops, over = self._wait(peer, max(0.0, next_beat - time.monotonic()) if every else None)
-            beats = bool(every) and time.monotonic() >= next_beat
+            every = self._beat_every(peer, failed)
+            drops, over = self._wait(peer, None if every is None else max(0.0, last + every - time.monotonic()))
+            beats = every is not None and time.monotonic() >= last + every
             for _ in range(2 if connection is not None else 1):  # one that went bad since its last use is made anew
                 try:
                     if connection is None and (drops or beats):
@@ -214,15 +240,23 @@ class Sessions:
                         if beats:
                             self._beat(connection, peer)
                     break
-                except (OSError, ValueError) as problem:
+                except Exception as problem:  # the border between one producer and all leases there
                     log.debug("%s did not take a notice: %s", peer.name, problem)
                     if connection is not None:
                         connection.close()
                         connection = None
             if beats:
-                next_beat = time.monotonic() + (every if connection is not None else min(every, 1.0))
+                last, failed = time.monotonic(), connection is None
         if connection is not None:
             connection.close()
+
+    def _beat_every(self, peer: _Peer, failed: bool) -> float | None:
+        """How long after the last beat the next one is due, which a new lease may change; None: nothing is watched."""
+        with peer.lock:
+            shortest = min(peer.leases.values(), default=None)
+        if shortest is None:
+            return None
+        return max(LEAST_BEAT_S, min(shortest / BEATS, RETRY_S if failed else math.inf))
 
     def _wait(self, peer: _Peer, timeout_s: float | None) -> tuple[list[Drop], bool]:
         """Drops that came, after at most so long, and whether the end did."""
