@@ -36,6 +36,7 @@ READ_S: Final = 2.0  # for the server to send anything at all
 STALL_S: Final = 4.0  # in which one of the calls under way must come back
 REST_S: Final = 5.0  # without a call, after one that failed
 SIDE_BY_SIDE: Final = 8  # calls at a time: a store answers late and gives fast
+MANY: Final = 64  # keys for which a page of the bucket's list, 1,000 names, is asked for first
 REGION: Final = "us-east-1"  # the client wants one; servers other than Amazon's do not care
 ABSENT: Final = frozenset({"404", "NoSuchKey", "NotFound"})
 
@@ -58,9 +59,37 @@ class S3Tier:
         self._crew = Crew(SIDE_BY_SIDE, "octavo-kv-s3")
 
     def find(self, keys: Sequence[bytes]) -> list[bool]:
-        good = [False] * len(keys)
-        self._each((partial(self._size_is_right, key) for key in keys), good.__setitem__)
+        """One by one; of a long prompt's keys first those that a few pages of the list tell of."""
+        sizes, end = self._list(len(keys) // MANY)
+        good, unknown = [False] * len(keys), []
+        for number, key in enumerate(keys):
+            name = self._place(key)["Key"]
+            if end is None or name <= end:
+                good[number] = sizes.get(name) == self._num_bytes(key)
+            else:
+                unknown.append(number)
+        calls = (partial(self._size_is_right, keys[number]) for number in unknown)
+        self._each(calls, lambda number, fine: good.__setitem__(unknown[number], fine))
         return good
+
+    def _list(self, most_pages: int) -> tuple[dict[str, int], str | None]:
+        """Sizes by name, and the name up to which they are all there are; None when that is everything."""
+        sizes: dict[str, int] = {}
+        pages: list[dict[str, Any]] = []
+        end = ""
+        for _ in range(most_pages):
+            call = partial(self._client.list_objects_v2, Bucket=self._bucket, Prefix=f"{self._prefix}/", StartAfter=end)
+            self._each(iter([call]), lambda _, page: pages.append(page))
+            if not pages:
+                break  # no answer, or none of use
+            page = pages.pop()
+            sizes |= {
+                entry["Key"]: entry["Size"] for entry in page.get("Contents", ()) if {"Key", "Size"} <= entry.keys()
+            }
+            if not page.get("IsTruncated") or not sizes:
+                return sizes, None
+            end = max(sizes)
+        return sizes, end
 
     def read(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
         good = [False] * len(keys)
