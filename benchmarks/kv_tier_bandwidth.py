@@ -34,7 +34,7 @@ from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.data.agent import TIERS
 from octavo.features.transfer.data.api import Bytes, Tier
 from octavo.features.transfer.data.ledger import RowLedger
-from octavo.features.transfer.data.peer_server import PeerServer
+from octavo.features.transfer.data.peer_server import PeerServer, RowGiver
 from octavo.features.transfer.data.regions import HostRegion, KVRegion
 from octavo.features.transfer.data.seal import Seal
 from octavo.kvcache.groups import plan_layout
@@ -279,7 +279,7 @@ def main() -> None:
                 stack.callback(made.close)
                 rows.append(tier(name, "plain sockets", chunks, made))
         ledger = RowLedger(chunks.source)
-        server = PeerServer("127.0.0.1", 0, seal, ledger)
+        server = PeerServer("127.0.0.1", 0, seal, [RowGiver(ledger, seal)])
         stack.callback(server.close)
         peer = open_tier(f"peer://127.0.0.1:{server.port}", seal)
         stack.callback(peer.close)
