@@ -20,7 +20,7 @@ from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelC
 from octavo.engine.client import InprocClient
 from octavo.engine.startup import build_core
 from octavo.features.transfer.control import tiers as stack_of_tiers
-from octavo.features.transfer.control.offload import METRICS
+from octavo.features.transfer.control.figures import METRICS
 from octavo.features.transfer.data import agent
 from octavo.features.transfer.data.regions import HostView, RegionPlace
 from tests.support import checkpoints
