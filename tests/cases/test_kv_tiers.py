@@ -174,10 +174,13 @@ def test_off01_a_salt_s_blocks_are_its_own_in_every_tier(truth, run, tmp_path):
             assert any("file" in sources for salt in SALTS for sources in round_of(server, salt))
 
 
-def test_off01_stores_and_loads_of_one_prefix_by_many_at_once(tmp_path):
+@pytest.mark.parametrize(
+    "more", [{}, {"async_scheduling": True, "max_num_batched_tokens": 48}], ids=["one step", "chunks and two steps"]
+)
+def test_off01_stores_and_loads_of_one_prefix_by_many_at_once(tmp_path, more):
     """Eight clients ask for prompts that begin alike, while blocks come and go."""
     path = checkpoints.tiny_llama()
-    options = {"block_size": BLOCK, "num_threads": 1, "max_model_len": 256, "max_num_seqs": AT_ONCE}
+    options = {"block_size": BLOCK, "num_threads": 1, "max_model_len": 256, "max_num_seqs": AT_ONCE, **more}
     shared = words(1, 100)
     prompts = [[*shared, *words(50 + number, 20 + 16 * (number % 5))] for number in range(24)]
     with live(path, num_kv_blocks=1000, **options) as server:

@@ -1,7 +1,11 @@
 """With tiers the text is the same, and less of it is computed (TIR-10 .. TIR-18, SCH-13)."""
 
+import hashlib
+import json
 import queue
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,8 +20,9 @@ from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelC
 from octavo.engine.client import InprocClient
 from octavo.engine.startup import build_core
 from octavo.features.transfer.control import tiers as stack_of_tiers
-from octavo.features.transfer.control.offload import METRICS
+from octavo.features.transfer.control.figures import METRICS
 from octavo.features.transfer.data import agent
+from octavo.features.transfer.data.regions import HostView, RegionPlace
 from tests.support import checkpoints
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -184,7 +189,8 @@ class Engine:
             scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
             device=DeviceConfig(num_threads=1),
         )
-        self.client = InprocClient(build_core(config, lambda line: None).core)
+        self.core = build_core(config, lambda line: None).core
+        self.client = InprocClient(self.core)
         self.inbox = queue.SimpleQueue()
         self.count = 0
 
@@ -238,6 +244,37 @@ def test_a_request_is_asked_and_given_the_tiers_that_it_names_and_no_other(tmp_p
         engine.ask(prompt(3), tiers=[])
         engine.ask(prompt(4), tiers=[])
         assert engine.source(prompt(2), tiers=[f"file://{tmp_path}"])["host"] >= 176  # host memory is always used
+
+
+READER = """
+import hashlib
+import sys
+import msgspec
+from octavo.features.transfer.data.regions import HostView, RegionPlace
+place = msgspec.json.decode(sys.argv[1], type=RegionPlace)
+view = HostView(place)
+for row in range(place.num_rows):
+    print(hashlib.sha256(view[row][: int(sys.argv[2])]).hexdigest())
+"""
+
+
+def test_another_process_reads_the_host_tier_of_a_running_engine(tmp_path):
+    with Engine("host?size=1MiB", f"file://{tmp_path}") as engine:
+        engine.ask(prompt(1))
+        end = time.monotonic() + 20
+        while files(tmp_path) < 12:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        place = engine.core.call("worker", {"method": "transfer.place"})
+        length = 2 * 2 * 2 * 16 * 16 * 4  # layers, K and V, heads, width, tokens, bytes: a row has no room beside
+        assert place["row_bytes"] == length
+        command = [sys.executable, "-c", READER, json.dumps(place), str(length)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        there = set(done.stdout.split())
+    kept = [path.read_bytes()[-length:] for path in Path(tmp_path).rglob("*.kv")]
+    assert {hashlib.sha256(data).hexdigest() for data in kept} <= there
+    with pytest.raises(OSError):
+        HostView(RegionPlace(**place))
 
 
 @pytest.mark.parametrize(

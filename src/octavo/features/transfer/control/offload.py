@@ -20,6 +20,7 @@ from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.base.types import RequestState
 from octavo.features.transfer.address import CHUNK, REQUEST, chunk_bytes, num_rows, parse_tiers, row_bytes
 from octavo.features.transfer.control.evict import make_policy
+from octavo.features.transfer.control.figures import labelled
 from octavo.features.transfer.control.primary import Chunk, PrimaryTier
 from octavo.features.transfer.control.speed import Speed
 from octavo.features.transfer.control.tier_books import TierFacts
@@ -39,25 +40,6 @@ NOTHING: Final = Absorbed()
 LEAST_TOKENS: Final = 64  # of prompts in a step that says how fast they are computed
 LEAST_BYTES: Final = 1 << 20  # of a load that says how fast copies are
 NOT_MEASURED: Final = Speeds()
-METRICS: Final = {  # figures of a tier by their names in /metrics, where `_total` marks what only grows
-    "rows": "capacity_blocks",
-    "rows_used": "used_blocks",
-    "hits": "hits_total",
-    "evicted": "evicted_blocks_total",
-    "no_room": "no_room_total",
-    "filled_by_reads": "filled_by_reads_total",
-    "filled_by_stores": "filled_by_stores_total",
-    "lookups": "lookups_total",
-    "jobs": "jobs",
-    "failed_reads": "failed_reads_total",
-    "failed_writes": "failed_writes_total",
-    "dropped": "dropped_total",
-    "not_worth": "not_worth_total",
-    "bytes_read": "read_bytes_total",
-    "read_s": "read_seconds_total",
-    "bytes_written": "written_bytes_total",
-    "write_s": "write_seconds_total",
-}
 
 
 @dataclass(slots=True)
@@ -358,14 +340,7 @@ class Offload:
         return self.stack.reset()
 
     def stats(self) -> dict[str, Any]:
-        """Figures with the tier as a label, in the form of `observe.prometheus`: "what{tier=name}"."""
-        figures = self.stack.stats()
-        figures["host.not_worth"] = self._num_not_worth
-        out: dict[str, float] = {}
-        for name, value in figures.items():
-            tier, _, what = name.rpartition(".")
-            out[f"kv_tier_{METRICS[what]}{{tier={tier}}}" if tier else name] = value
-        return out
+        return labelled({**self.stack.stats(), "host.not_worth": self._num_not_worth})
 
 
 def make(
