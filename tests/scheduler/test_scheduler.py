@@ -10,7 +10,7 @@ from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.base.types import FinishReason, RequestState
 from octavo.scheduler.draft import StepDraft
 from octavo.scheduler.request import Request
-from octavo.scheduler.seams import Absorbed, Late, Match, NullPart, Readiness, Retry
+from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, NullPart, Readiness, Retry
 from tests.simulate.world import Setup, World, full, window
 
 LONG = tuple(i % 50 for i in range(1900))
@@ -623,3 +623,43 @@ def test_the_same_arrivals_give_the_same_plans() -> None:
         return [(plan.seq, counts(plan), plan.batch.starts.tolist(), plan.preempted) for plan in world.plans]
 
     assert plans() == plans()
+
+
+class Keeper(NullPart):
+    """Keeps the blocks of the first request that ends, until it is told to let go.
+
+    Owns: whether it lets go, and whether it has.
+    """
+
+    name = "keeper"
+    lets_go = has_let_go = False
+
+    def on_finish(self, req: Request) -> FinishHold:
+        return FinishHold(holds_blocks=req.request_id == "r0")
+
+    def absorb(self, result: StepResult) -> Absorbed:
+        if not self.lets_go:
+            return Absorbed()
+        self.has_let_go = True
+        return Absorbed(release=("r0",))
+
+    def next_deadline(self) -> float | None:
+        return 0.0
+
+    def plan(self, draft: StepDraft) -> PlanPart | None:
+        return PlanPart() if self.lets_go and not self.has_let_go and not draft.rows else None
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_request_whose_blocks_are_kept_by_a_part_waits_and_is_not_computed_again_and_again(depth: int) -> None:
+    keeper = Keeper()
+    world = World(Setup(num_blocks=11, depth=depth, watermark=0), parts=(keeper,))
+    world.add(prompt(20), max_tokens=4, eos=False)
+    while world.alive:
+        world.step()
+    world.add(prompt(14, 30), max_tokens=20, eos=False)
+    for _ in range(100):
+        world.step()
+    assert world.alive == ["r1"] and world.scheduler.ledger.counters.preemptions <= 2
+    keeper.lets_go = True
+    world.drain()

@@ -110,6 +110,8 @@ class Scheduler:
                 if self.ledger.blocks_on_their_way:
                     break  # what ended or was preempted frees blocks soon: better to wait than to take more
                 victim = order.victim()
+                if victim is req and req.num_placeholders:
+                    break  # its token in flight would be lost, and it be admitted to the same place again, for ever
                 self._preempt(victim, draft)
                 if victim is req:
                     break

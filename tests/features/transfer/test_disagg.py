@@ -219,6 +219,17 @@ def test_what_did_not_come_is_computed_here():
     assert consumer.take()[1][0].done is False
 
 
+def test_what_was_here_is_not_counted_as_fetched():
+    consumer = Consumer([16], OnFailure.RECOMPUTE)
+    _, nothing = waiting(consumer, "a", local=32)
+    consumer.report(JobReport(job=nothing.job, good=(False,) * 5))
+    consumer.take()
+    _, all_of_it = waiting(consumer, "b", local=32)
+    consumer.report(JobReport(job=all_of_it.job, good=(True,) * 5))
+    assert (consumer.counts["failed"], consumer.counts["partly_fetched"], consumer.counts["fetched"]) == (1, 0, 1)
+    assert consumer.num_tokens == 99 - 32
+
+
 def test_or_ends_the_request_where_that_was_asked_for():
     consumer = Consumer([16], OnFailure.FAIL)
     _, pull = waiting(consumer)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from octavo.features.transfer import wire
-from octavo.features.transfer.data import over_tcp, session
+from octavo.features.transfer.data import over_tcp, peer_server, session
 from octavo.features.transfer.data.guard import LeaseGuard
 from octavo.features.transfer.data.over_tcp import LeaseGiver, TcpFetch
 from octavo.features.transfer.data.peer_server import PeerServer
@@ -474,6 +474,17 @@ def test_a_moment_without_file_descriptors_does_not_shut_the_door(caplog):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         mine.watch(side.port)
         assert all(mine.pull().good)
+
+
+def test_a_connection_that_says_hello_byte_by_byte_is_closed(monkeypatch):
+    monkeypatch.setattr(peer_server, "SEND_S", 0.3)
+    with producer() as side, socket.create_connection(("127.0.0.1", side.port), 10) as peer:
+        peer.sendall(wire.FRAME.pack(wire.MAGIC, 1000))
+        end = time.monotonic() + 3
+        with pytest.raises(ConnectionError):
+            while time.monotonic() < end:
+                peer.sendall(b"\x81")
+                time.sleep(0.05)
 
 
 def test_a_name_of_a_lease_takes_no_room_to_speak_of():

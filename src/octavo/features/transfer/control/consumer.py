@@ -50,7 +50,8 @@ class _Wanted:
     blocks: list[list[int]]
     stage: Stage = Stage.OFFERED
     pull: PullJob | None = None
-    promised: int = 0  # tokens
+    local: int = 0  # tokens that were here
+    promised: int = 0  # and with what is fetched
     ended: bool = False
 
 
@@ -145,7 +146,7 @@ class Consumer:
             tuple(i for i, block in enumerate(table) if block != NULL_BLOCK and (i + 1) * size > local)
             for table, size in zip(wanted.blocks, self._sizes, strict=True)
         )
-        wanted.promised = external_tokens
+        wanted.local, wanted.promised = local, external_tokens
         wanted.pull = PullJob(
             job=self._next_job,
             lease=wanted.hint.lease,
@@ -209,8 +210,9 @@ class Consumer:
             return None, None  # said before
         tokens = good_tokens(wanted.pull, job.good, self._sizes, wanted.promised)
         whole = tokens == wanted.promised
-        self.counts["fetched" if whole else "partly_fetched" if tokens else "failed"] += 1
-        self.num_tokens += tokens
+        came = max(0, tokens - wanted.local)
+        self.counts["fetched" if whole else "partly_fetched" if came else "failed"] += 1
+        self.num_tokens += came
         wanted.pull = None
         self._end(wanted, done=whole)
         if wanted.ended:

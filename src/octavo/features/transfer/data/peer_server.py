@@ -36,8 +36,8 @@ from octavo.features.transfer.wire import (
 
 log = logging.getLogger(__name__)
 
-IDLE_S: Final = 300.0  # after which a silent connection is closed
-SEND_S: Final = 10.0  # for the other side to take an answer
+IDLE_S: Final = 300.0  # after which a connection is closed on which no whole question came
+SEND_S: Final = 10.0  # for the other side to say hello, or to take an answer
 MOST_CONNECTIONS: Final = 64
 AGAIN_S: Final = 0.1  # after a connection that could not be accepted
 
@@ -106,7 +106,7 @@ class PeerServer:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(SEND_S)
-            hello = receive(connection, Hello)
+            hello = receive(connection, Hello, time.monotonic() + SEND_S)
             problem = self._objection(hello)
             if problem:
                 send(connection, Refused(problem))
@@ -114,7 +114,7 @@ class PeerServer:
             send(connection, Welcome(now=time.time()))
             while not self._closed:
                 connection.settimeout(IDLE_S)
-                message = receive_any(connection)
+                message = receive_any(connection, time.monotonic() + IDLE_S)
                 connection.settimeout(SEND_S)
                 if not any(giver.answer(connection, message) for giver in self._givers):
                     send(connection, Refused(f"{type(message).__name__} is not answered here, or asks for too much"))
