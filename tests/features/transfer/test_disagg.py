@@ -337,6 +337,32 @@ def test_an_idle_engine_keeps_ticking_while_leases_or_fetches_are_under_way():
     assert part.absorb(result).release == ("r",) and part.settled()
 
 
+def test_requests_that_wait_for_room_which_their_own_leases_hold_go_on():
+    clock = Clock()
+    part = Handover(clock, make_producer(clock), Consumer([16], OnFailure.RECOMPUTE))
+    idle, busy = SimpleNamespace(rows=[], seq=1), SimpleNamespace(rows=["x"], seq=2)
+    leases = []
+    for name in "ab":
+        held = part.on_finish(request(name, data={"do_remote_decode": True}, reason=FinishReason.STOP))
+        leases.append(held.parts[0].data["lease"])
+        part.on_arrival(request(f"waits for {name}", data=held.parts[0].data))
+
+    def revoked(seconds, draft=idle):
+        out, end = [], clock.now + seconds
+        while clock.now < end:
+            clock.now += 0.05
+            for lease in leases:  # they wait, and so they keep them alive
+                part.producer.hear(LeaseEvent(lease, LeaseNews.BEAT))
+            plan = part.plan(draft)
+            out += [] if plan is None else plan.revokes
+        return out
+
+    assert not revoked(60, busy) and not revoked(2)
+    assert not revoked(1, busy) and not revoked(2)
+    assert revoked(1.2) == leases[:1]
+    assert revoked(1) == leases[1:]
+
+
 # ---- both, at random --------------------------------------------------------------------------
 
 

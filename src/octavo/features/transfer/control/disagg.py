@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
 FETCH_POLL_S: Final = 0.002  # how often reports are asked for while a fetch is under way and nothing runs
 LEASE_POLL_S: Final = 0.02  # and while leases are out
+STALL_S: Final = 3.0  # after which nothing can be running any more because leases hold what it needs
+STALL_AGAIN_S: Final = 0.2
 
 
 @dataclass(slots=True)
 class Handover:
     """Both sides as one part of the scheduler.
 
-    Owns: its sides, and when reports are asked for next.
+    Owns: its sides, when reports are asked for next, and since when requests wait while nothing runs.
     """
 
     clock: Callable[[], float]
@@ -41,6 +43,7 @@ class Handover:
     consumer: Consumer | None = None
     name: str = field(default="handover", init=False)
     _next_poll: float = field(default=0.0, init=False)
+    _stalled_at: float | None = field(default=None, init=False)
 
     def on_arrival(self, req: "Request") -> RequestState:
         if self.consumer is not None:
@@ -55,6 +58,7 @@ class Handover:
             self.consumer.reserved(req, block_ids, external_tokens)
 
     def plan(self, draft: "StepDraft") -> PlanPart | Late | None:
+        self._break_circle(draft)
         grants, revokes = ((), ()) if self.producer is None else self.producer.take()
         watches, drops, pulls = ((), (), ()) if self.consumer is None else self.consumer.take()
         if not (grants or revokes or watches or drops or pulls) and (
@@ -63,6 +67,19 @@ class Handover:
             return None  # reports come with the rows, or are not due
         self._next_poll = self.clock() + self._poll_s
         return HandoverPlan(grants=grants, revokes=revokes, watches=watches, drops=drops, pulls=pulls)
+
+    def _break_circle(self, draft: "StepDraft") -> None:
+        """Who waits for room keeps alive the leases that it will read. When leases hold that room, here or at an engine
+        whose requests wait for ours, nobody would ever go on: after a while ours end, one after the other."""
+        if draft.rows or not self.producer or not self.consumer or self._fetching:
+            self._stalled_at = None
+            return
+        now = self.clock()
+        if self._stalled_at is None:
+            self._stalled_at = now
+        elif now - self._stalled_at > STALL_S:
+            self._stalled_at = now - STALL_S + STALL_AGAIN_S
+            self.producer.give_up_oldest()
 
     @property
     def _fetching(self) -> bool:

@@ -99,6 +99,13 @@ class Producer:
             return self._requests.pop(event.lease)
         return None
 
+    def give_up_oldest(self) -> None:
+        """End the lease that was given first: its blocks are needed here, and who would have read them computes."""
+        over = set(self._table.fenced())
+        oldest = next((lease for lease in self._requests if lease not in over), None)
+        if oldest is not None:
+            self._table.end(oldest, LeaseEnd.ABORTED)
+
     def next_deadline(self) -> float | None:
         """When a lease may end."""
         return self._table.next_deadline()
