@@ -106,7 +106,7 @@ def test_hints_that_were_altered_are_refused_or_computed(both, plain):
 
 def test_a_server_without_a_role_says_so(plain):
     answer = plain.post("/v1/completions", prompt="x", kv_transfer_params={"do_remote_decode": True})
-    assert answer.status_code == 400 and "start it with --kv-role or --kv-tier" in answer.json()["error"]["message"]
+    assert answer.status_code == 400 and "start it with --kv-role, --kv-tier or --kv-connector" in answer.json()["error"]["message"]
 
 
 def test_engines_that_disagree_compute_and_say_why(plain):

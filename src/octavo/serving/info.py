@@ -31,9 +31,4 @@ class EngineInfo:
     usage: UsageContext = UsageContext.API_SERVER
     max_waiting_requests: int = 2048
     kv_role: str | None = None
-    has_kv_tiers: bool = False
-
-    @property
-    def moves_kv(self) -> bool:
-        """Whether requests can say anything of where their KV comes from or goes."""
-        return self.kv_role is not None or self.has_kv_tiers
+    moves_kv: bool = False  # requests can say where their KV comes from or goes

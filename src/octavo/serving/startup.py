@@ -165,7 +165,7 @@ def _info(prepared: Prepared, report: StartupReport, usage: UsageContext) -> Eng
         usage=usage,
         max_waiting_requests=config.scheduler.max_waiting_requests,
         kv_role=config.cache.kv_role,
-        has_kv_tiers=bool(config.cache.tiers),
+        moves_kv=config.cache.transfer_option is not None,
     )
 
 
