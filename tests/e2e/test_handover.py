@@ -106,7 +106,10 @@ def test_hints_that_were_altered_are_refused_or_computed(both, plain):
 
 def test_a_server_without_a_role_says_so(plain):
     answer = plain.post("/v1/completions", prompt="x", kv_transfer_params={"do_remote_decode": True})
-    assert answer.status_code == 400 and "start it with --kv-role, --kv-tier or --kv-connector" in answer.json()["error"]["message"]
+    assert (
+        answer.status_code == 400
+        and "start it with --kv-role, --kv-tier or --kv-connector" in answer.json()["error"]["message"]
+    )
 
 
 def test_engines_that_disagree_compute_and_say_why(plain):
@@ -132,7 +135,7 @@ def test_a_failed_fetch_ends_the_request_where_that_was_asked_for():
 
 
 @pytest.mark.parametrize(
-    "options", [("--async-scheduling",), ("--max-num-batched-tokens", "24"), ("--no-enable-prefix-caching",)]
+    "options", [("--async-scheduling", "--max-num-batched-tokens", "24"), ("--no-enable-prefix-caching",)]
 )
 def test_any_mode_of_scheduling(plain, options):
     with pair(*options) as (prefill, decode):

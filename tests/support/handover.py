@@ -9,6 +9,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,10 @@ def consumer(model: Path, *options: str) -> Iterator[Live]:
 def pair(*options: str, model: Path | None = None) -> Iterator[tuple[Live, Live]]:
     """Both."""
     path = model or checkpoints.tiny_llama()
-    with producer(path, *options) as prefill, consumer(path, *options) as decode:
-        yield prefill, decode
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:  # both start at once
+        servers = [pool.submit(stack.enter_context, side(path, *options)) for side in (producer, consumer)]
+        wait(servers)
+        yield servers[0].result(), servers[1].result()
 
 
 def prefill_only(server: Live, prompt: Any, **body: Any) -> dict[str, Any]:
