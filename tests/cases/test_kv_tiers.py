@@ -142,7 +142,10 @@ def truth(request):
         yield path, [ask(server, words(number, 200), max_tokens=8)[0] for number in range(3)]
 
 
-@pytest.mark.parametrize("run", RUNS)
+ALONE = ("tiers, chunks of 24", "tiers, two steps in flight")  # beside the run that has both
+
+
+@pytest.mark.parametrize("run", [pytest.param(run, marks=[pytest.mark.slow] * (run in ALONE)) for run in RUNS])
 def test_off01_a_salt_s_blocks_are_its_own_in_every_tier(truth, run, tmp_path):
     """The same prompts under two salts and none, asked again after they were evicted, and after a restart."""
     path, answers = truth

@@ -195,6 +195,7 @@ def test_other_transports(plain, transport, tmp_path):
         assert decode.text(LONG[::-1], max_tokens=8, ignore_eos=True, kv_transfer_params=hint) == want
 
 
+@pytest.mark.slow
 def test_a_consumer_of_another_transport_computes(plain, tmp_path):
     model = checkpoints.tiny_llama()
     with producer(model) as prefill, consumer(model, "--kv-transport", f"file://{tmp_path}") as decode:

@@ -221,6 +221,7 @@ def test_pdx_13_the_text_stays_the_same_when_the_producer_is_killed(alone):
         assert router.figure("fallbacks_total", leg="prefill") == 1
 
 
+@pytest.mark.slow
 def test_pdx_13_the_text_stays_the_same_when_the_consumer_is_killed(alone):
     with handing_over() as (router, first, second):
         kill(second)
@@ -229,6 +230,7 @@ def test_pdx_13_the_text_stays_the_same_when_the_consumer_is_killed(alone):
         assert router.figure("fallbacks_total", leg="decode") == 1
 
 
+@pytest.mark.slow
 def test_pdx_13_a_frozen_consumer_is_left_for_another_server(alone):
     with handing_over() as (router, first, second):
         second.process.send_signal(signal.SIGSTOP)
