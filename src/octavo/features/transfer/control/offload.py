@@ -24,7 +24,7 @@ from octavo.features.transfer.control.figures import labelled
 from octavo.features.transfer.control.primary import Chunk, PrimaryTier
 from octavo.features.transfer.control.speed import Speed
 from octavo.features.transfer.control.tier_books import TierFacts
-from octavo.features.transfer.control.tiers import TRY_AGAIN, Found, TierStack
+from octavo.features.transfer.control.tiers import Found, TierStack
 from octavo.features.transfer.plan import Copy, Speeds, TransferPlan, TransferReport
 from octavo.kvcache.hashing import BlockHash, group_key
 from octavo.kvcache.policies import NULL_BLOCK
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 ASK_S: Final = 0.1  # after which a lookup is made again though no tier has answered
 POLL_S: Final = 0.002  # how often jobs are asked after while nothing runs
 NOTHING: Final = Absorbed()
+COPY_AGAIN: Final = 64  # every so many such lookups the host is asked all the same: it may be faster by now
 LEAST_TOKENS: Final = 64  # of prompts in a step that says how fast they are computed
 LEAST_BYTES: Final = 1 << 20  # of a load that says how fast copies are
 NOT_MEASURED: Final = Speeds()
@@ -164,7 +165,7 @@ class Offload:
         if not compute_s or self._loading.seconds(self._unit_bytes) <= compute_s:
             return False
         self._num_not_worth += 1
-        return self._num_not_worth % TRY_AGAIN != 0
+        return self._num_not_worth % COPY_AGAIN != 0
 
     def _keys(self, hashes: Sequence[BlockHash], unit: int) -> list[bytes]:
         """The keys of a unit's chunks: group by group, block by block."""
