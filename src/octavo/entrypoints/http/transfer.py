@@ -25,7 +25,9 @@ def transfer_hint(req: GenerateRequest, info: EngineInfo, num_answers: int) -> T
     if not params:
         return None
     if not info.moves_kv:
-        raise ClientError(f"{FIELD}: this server moves no KV; start it with --kv-role, --kv-tier or --kv-connector", param=FIELD)
+        raise ClientError(
+            f"{FIELD}: this server moves no KV; start it with --kv-role, --kv-tier or --kv-connector", param=FIELD
+        )
     load_feature(CHECK, FIELD)(params, info.kv_role, num_answers)
     return TransferHint(dict(params))
 
