@@ -6,8 +6,6 @@ Does not know: why a chunk moves, or what is in which row.
 """
 
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +18,7 @@ from octavo.features.transfer.address import chunk_bytes, num_rows, parse_listen
 from octavo.features.transfer.connector import DataContext, load
 from octavo.features.transfer.data.api import Tier
 from octavo.features.transfer.data.handover import HandoverAgent
+from octavo.features.transfer.data.lane import Lane, Outbox
 from octavo.features.transfer.data.ledger import RowLedger
 from octavo.features.transfer.data.peer_server import PeerDoor, RowGiver
 from octavo.features.transfer.data.regions import HostRegion, KVRegion, regions_of
@@ -53,31 +52,6 @@ def make(config: TransferConfig, identity: Mapping[str, str]) -> tuple[DataPart,
     return (*parts, *(connector.data_part(context) for connector in load(config.connectors)))
 
 
-class _Lane:
-    """One thread and its jobs.
-
-    Owns: the thread and the queue.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def put(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
-
-    def stop(self) -> bool:
-        """True when all that was put is done."""
-        self._jobs.put(None)
-        self._thread.join(CLOSE_S)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-
-
 class TransferAgent(NullPart):
     """A part of the worker.
 
@@ -93,8 +67,8 @@ class TransferAgent(NullPart):
         self._identity = dict(identity)
         self._door = door
         self._ledger: RowLedger | None = None
-        self._done: queue.SimpleQueue[JobReport] = queue.SimpleQueue()
-        self._lanes: list[_Lane] = []
+        self._done: Outbox[JobReport] = Outbox()
+        self._lanes: list[Lane] = []
         self._tiers: list[Tier] = []
         self._regions: tuple[KVRegion, ...] = ()
         self._host: HostRegion | None = None
@@ -116,7 +90,7 @@ class TransferAgent(NullPart):
         seal = Seal(self._identity, [chunk_bytes(layout, group.index) for group in layout.groups])
         self._tiers = [load_target(TIERS[a.kind])(a, seal) for a in self._addresses]
         self._door.serve(RowGiver(self._ledger, seal), seal)
-        self._lanes = [_Lane("octavo-kv-loads"), *(_Lane(f"octavo-kv-{a.kind}") for a in self._addresses)]
+        self._lanes = [Lane("octavo-kv-loads"), *(Lane(f"octavo-kv-{a.kind}") for a in self._addresses)]
 
     # ---- steps --------------------------------------------------------------------------------
 
@@ -177,18 +151,14 @@ class TransferAgent(NullPart):
         return good, sum(len(row) for row, fine in zip(rows, good, strict=True) if fine)
 
     def report(self) -> ResultPart | None:
-        jobs = []
-        while True:
-            try:
-                jobs.append(self._done.get_nowait())
-            except queue.Empty:
-                return TransferReport(jobs=tuple(jobs)) if jobs else None
+        jobs = self._done.take()
+        return TransferReport(jobs=jobs) if jobs else None
 
     def close(self) -> None:
         """Loads first, then every tier; one that hangs keeps its memory mapped (TIR-21)."""
         self._door.close()
         lanes, self._lanes = self._lanes, []
-        ended = [lane.stop() for lane in lanes]
+        ended = [lane.stop(CLOSE_S) for lane in lanes]
         for tier, done in zip(self._tiers, ended[1:], strict=True):
             if not done:
                 log.warning("a KV tier is still busy after %g s and is left as it is", CLOSE_S)

@@ -9,13 +9,13 @@ before the lease is open here, by a step: what asks for a lease that was never s
 """
 
 import contextlib
-import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from octavo.features.transfer.data.lane import Outbox
 from octavo.features.transfer.handover import LeaseEvent, LeaseNews
 
 PATIENCE_S: Final = 3.0  # for leases that were never seen: a step may take long, and a consumer waits for `TIMEOUT_S`
@@ -41,7 +41,7 @@ class LeaseGuard:
         self._lock = threading.Condition()
         self._open: dict[str, _Open] = {}
         self._past: OrderedDict[str, None] = OrderedDict()  # closed, or waited for in vain
-        self._events: queue.SimpleQueue[LeaseEvent] = queue.SimpleQueue()
+        self._events: Outbox[LeaseEvent] = Outbox()
 
     def open(self, lease: str, blocks: Tables) -> None:
         """These blocks may be read from now on."""
@@ -120,12 +120,7 @@ class LeaseGuard:
 
     def news(self) -> tuple[LeaseEvent, ...]:
         """Notices since the last call, in order."""
-        out = []
-        while True:
-            try:
-                out.append(self._events.get_nowait())
-            except queue.Empty:
-                return tuple(out)
+        return self._events.take()
 
     def stop(self) -> None:
         """Nothing is left to be told to anybody."""

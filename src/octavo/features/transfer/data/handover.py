@@ -4,12 +4,12 @@ Promises: nothing here holds up a step; every fetch is reported once.
 Does not know: leases' ends, requests, or how bytes move: transports are found by the kind in an address.
 """
 
-import queue
 from collections.abc import Mapping
 
 import numpy as np
 
 from octavo.base.step import ResultPart, StepPlan
+from octavo.features.transfer.data.lane import Outbox
 from octavo.features.transfer.data.peer_server import PeerDoor
 from octavo.features.transfer.data.regions import KVRegion, regions_of
 from octavo.features.transfer.data.seal import Seal
@@ -38,7 +38,7 @@ class HandoverAgent(NullPart):
         self._identity = dict(identity)
         self._door = door
         self._regions: tuple[KVRegion, ...] = ()
-        self._done: queue.SimpleQueue[JobReport] = queue.SimpleQueue()
+        self._done: Outbox[JobReport] = Outbox()
         self._giving: Giving | None = None
         self._taking: Taking | None = None
 
@@ -71,12 +71,8 @@ class HandoverAgent(NullPart):
     def report(self) -> ResultPart | None:
         ends = (self._giving, self._taking)
         events = tuple(event for end in ends if end is not None for event in end.news())
-        jobs = []
-        while True:
-            try:
-                jobs.append(self._done.get_nowait())
-            except queue.Empty:
-                return HandoverReport(events=events, jobs=tuple(jobs)) if events or jobs else None
+        jobs = self._done.take()
+        return HandoverReport(events=events, jobs=jobs) if events or jobs else None
 
     def close(self) -> None:
         self._door.close()

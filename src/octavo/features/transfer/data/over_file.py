@@ -11,11 +11,9 @@ is written. A consumer that watches it touches it, and removes it when it is don
 import contextlib
 import logging
 import os
-import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -24,6 +22,7 @@ import numpy as np
 
 from octavo.base.errors import ConfigError
 from octavo.features.transfer.data.guard import Tables
+from octavo.features.transfer.data.lane import Lane, Outbox
 from octavo.features.transfer.data.regions import KVRegion
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.transport import Giving, Place, Pull, Taking
@@ -39,29 +38,6 @@ KEEP_S: Final = 600.0  # of a prompt that nobody touches
 TOUCH_S: Final = 60.0
 STOP_S: Final = 10.0
 READERS: Final = 4  # prompts that are read at once: one that does not appear holds up no other
-
-
-class _Worker:
-    """A thread and its work.
-
-    Owns: the thread and the queue.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def put(self, work: Callable[[], None]) -> None:
-        self._work.put(work)
-
-    def stop(self) -> None:
-        self._work.put(None)
-        self._thread.join(STOP_S)
-
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
 
 
 class _Shelf:
@@ -108,8 +84,8 @@ class FileGiving:
     def __init__(self, shelf: _Shelf, regions: tuple[KVRegion, ...]) -> None:
         self._shelf = shelf
         self._regions = regions
-        self._events: queue.SimpleQueue[LeaseEvent] = queue.SimpleQueue()
-        self._writer = _Worker("octavo-kv-handover")
+        self._events: Outbox[LeaseEvent] = Outbox()
+        self._writer = Lane("octavo-kv-handover")
 
     def open(self, lease: str, blocks: Tables) -> None:
         self._writer.put(lambda: self._write(lease, blocks))
@@ -141,15 +117,10 @@ class FileGiving:
         self._events.put(LeaseEvent(lease, news))
 
     def news(self) -> tuple[LeaseEvent, ...]:
-        out = []
-        while True:
-            try:
-                out.append(self._events.get_nowait())
-            except queue.Empty:
-                return tuple(out)
+        return self._events.take()
 
     def stop(self) -> None:
-        self._writer.stop()
+        self._writer.stop(STOP_S)
 
 
 class FileTaking:

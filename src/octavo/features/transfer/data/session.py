@@ -19,6 +19,7 @@ from typing import Final
 
 from octavo.features.transfer.address import parse_listen
 from octavo.features.transfer.data.connection import Connection
+from octavo.features.transfer.data.lane import Outbox
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.transport import Pull
 from octavo.features.transfer.handover import Drop, LeaseEvent, LeaseNews, Watch
@@ -83,7 +84,7 @@ class Sessions:
         self._clock = clock
         self._peers: dict[tuple[str, int], _Peer] = {}
         self._home: dict[str, _Peer] = {}  # by lease
-        self._lost: queue.SimpleQueue[LeaseEvent] = queue.SimpleQueue()
+        self._lost: Outbox[LeaseEvent] = Outbox()
 
     # ---- called by the engine's thread ------------------------------------------------------
 
@@ -123,12 +124,7 @@ class Sessions:
 
     def news(self) -> tuple[LeaseEvent, ...]:
         """Leases that their producers no longer know."""
-        out = []
-        while True:
-            try:
-                out.append(self._lost.get_nowait())
-            except queue.Empty:
-                return tuple(out)
+        return self._lost.take()
 
     def stop(self) -> None:
         """What was put is told to the others, as far as they answer; then nothing more happens."""
