@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from octavo.features.transfer.control import tiers as stack_of_tiers
-from octavo.features.transfer.data import agent
+from octavo.features.transfer.data import agent, lane
 from tests.support import checkpoints
 from tests.support.clients import together
 from tests.support.live import live
@@ -21,7 +21,7 @@ DELAY_S = 0.02
 AT_ONCE = 8
 
 
-class SlowLane(agent._Lane):
+class SlowLane(lane.Lane):
     """A lane whose jobs begin up to 20 ms late. Owns: its chance."""
 
     def __init__(self, name):
@@ -37,7 +37,7 @@ class SlowLane(agent._Lane):
 def slow_transfers():
     """Loads and all that tiers do take their time; tiers are asked also where computing would be faster."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agent, "_Lane", SlowLane)
+        patch.setattr(agent, "Lane", SlowLane)
         patch.setattr(stack_of_tiers, "TRY_AGAIN", 1)
         yield
 
