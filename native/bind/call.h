@@ -131,5 +131,6 @@ void bind_rotary(nanobind::module_& m);
 void bind_gather(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 void bind_probe(nanobind::module_& m);
+void bind_spare(nanobind::module_& m);
 
 }  // namespace octavo

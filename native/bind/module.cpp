@@ -38,4 +38,5 @@ NB_MODULE(_native, m) {
   bind_gather(m);
   bind_sampling(m);
   bind_probe(m);
+  bind_spare(m);
 }

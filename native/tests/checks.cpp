@@ -16,10 +16,12 @@ void check_sampling();
 void check_linear();
 void check_attention();
 void check_team();
+void check_spare();
 }
 
 int main() {
   octavo::check_team();
+  octavo::check_spare();
   for (int i = 0; i < octavo::num_levels(); ++i) {
     octavo::use_level(octavo::level(i).name);
     std::printf("%s\n", octavo::current_level().name);

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from octavo.base.kvspec import FullAttentionSpec, KVGroup, KVLayout, LayerPlace
-from octavo.features.transfer.data import agent
+from octavo.features.transfer.data import agent, tier_threads
 from octavo.features.transfer.data.agent import TransferAgent
 from octavo.features.transfer.data.peer_server import PeerDoor
 from octavo.features.transfer.plan import TierJob, TierJobKind, TransferPlan, TransferReport
@@ -47,6 +47,8 @@ class Odd:
         return [True] * len(keys)
 
     def write(self, keys, rows):
+        if "slow" in self.place:
+            self.events["let go"].wait(30)
         return [True] * len(keys)
 
     def close(self):
@@ -63,11 +65,11 @@ def made(monkeypatch):
         tiers.append(Odd(address, events))
         return tiers[-1]
 
-    monkeypatch.setattr(agent, "TIERS", {"file": "anything"})
-    monkeypatch.setattr(agent, "load_target", lambda target: make)
+    monkeypatch.setattr(tier_threads, "TIERS", {"file": "anything"})
+    monkeypatch.setattr(tier_threads, "load_target", lambda target: make)
     monkeypatch.setattr(agent, "CLOSE_S", 0.3)
     part = TransferAgent(
-        ("host?size=64KiB", "file:///fails", "file:///hangs", "file:///plain"), {"a": "b"}, PeerDoor(None)
+        ("host?size=64KiB", "file:///fails", "file:///hangs", "file:///slow"), {"a": "b"}, PeerDoor(None)
     )
     part.bind(SimpleNamespace(layout=LAYOUT, buffer=torch.zeros(LAYOUT.total_bytes, dtype=torch.uint8)))
     yield part, tiers, events
@@ -108,12 +110,22 @@ def test_a_tier_that_fails_or_hangs_holds_up_no_other_and_is_reported(made):
 def test_at_the_end_every_tier_is_closed_but_one_that_is_still_busy_whose_memory_stays(made):
     part, tiers, events = made
     part.prepare(plan(job(1, 1, TierJobKind.READ)), None)
-    while not tiers[1].rows:
+    hanging = tiers[2]  # each tier's reader, then its writer
+    while not hanging.rows:
         time.sleep(0.005)
     began = time.monotonic()
     part.close()
     assert time.monotonic() - began < 3
-    assert events["closed"] == ["/fails", "/plain"]
+    assert events["closed"] == ["/fails", "/fails", "/hangs", "/slow", "/slow"]
     events["let go"].set()  # it writes to its row now, which must still be there
     reports(part, 1)
-    assert (tiers[1].rows[0] == 7).all()
+    assert (hanging.rows[0] == 7).all()
+
+
+def test_what_is_asked_of_a_tier_does_not_wait_for_what_is_written_to_it(made):
+    part, _, events = made
+    part.prepare(plan(job(1, 2, TierJobKind.WRITE), job(2, 2, TierJobKind.READ), job(3, 2, TierJobKind.FIND)), None)
+    assert set(reports(part, 2)) == {2, 3}
+    events["let go"].set()
+    assert reports(part, 1)[1].good == (True,)
+    part.close()

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from octavo.features.transfer.data import regions
 from octavo.features.transfer.data.regions import HostRegion, HostView, RegionPlace
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no nameless memory")
@@ -71,6 +72,22 @@ def test_nothing_is_left_of_an_owner_that_was_killed_but_what_is_still_read():
     assert view[5][4999] == 42
     with pytest.raises(OSError):
         HostView(place)
+
+
+def test_rows_are_made_ready_before_they_are_used_and_keep_what_they_hold(monkeypatch):
+    monkeypatch.setattr(regions, "READY_BYTES", 40 * 4096)
+    asked = []
+    monkeypatch.setattr(regions.spare, "populate", lambda memory: asked.append(len(memory)))
+    host = HostRegion(100, 4096)
+    host[60][:] = 7
+    for row in range(100):
+        if host.wants_ahead(row):
+            assert row < 40 or sum(asked) >= (row + 1 - 40) * 4096
+            host.make_ready()
+    assert sum(asked) == 60 * 4096 and 1 < len(asked) < 10
+    assert not host.wants_ahead(0) and not host.wants_ahead(99)
+    assert host[60].min() == 7 and not host[61].any()
+    host.close()
 
 
 def test_the_memory_can_be_attached_to_until_it_is_closed_and_is_used_on():

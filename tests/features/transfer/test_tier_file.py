@@ -101,6 +101,18 @@ def test_the_folder_keeps_to_its_limit_and_what_was_used_last_stays(tmp_path):
     assert tier(tmp_path / "small", limit=100).write([key(1)], [chunk(1)]) == [False]
 
 
+def test_what_another_has_read_since_stays(tmp_path):
+    """An engine's own reader is another one, too: it works in another thread."""
+    size = HEAD + LENGTH
+    writer, reader = tier(tmp_path, limit=3 * size + 10), tier(tmp_path, limit=3 * size + 10)
+    for number in (1, 2, 3):
+        writer.write([key(number)], [chunk(number)])
+    assert read(reader, key(1))[0] == [True] and read(reader, key(3))[0] == [True]
+    writer.write([key(4)], [chunk(4)])
+    writer.write([key(5)], [chunk(5)])
+    assert writer.find([key(n) for n in (1, 2, 3, 4, 5)]) == [False, False, True, True, True]
+
+
 def test_a_restart_counts_what_is_there_the_oldest_goes_first(tmp_path):
     size = HEAD + LENGTH
     first = tier(tmp_path)

@@ -46,6 +46,11 @@ class TierAddress:
         """The address without its options."""
         return self.text.partition("?")[0]
 
+    @property
+    def is_written(self) -> bool:
+        """False where what is there is somebody else's."""
+        return self.kind != "peer"
+
 
 def parse_tiers(texts: tuple[str, ...]) -> tuple[TierAddress, ...]:
     """The host tier first, and the others in the order in which they are asked. Raises `ConfigError`."""

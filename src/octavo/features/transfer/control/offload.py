@@ -361,9 +361,7 @@ def make(
     stack = TierStack(
         PrimaryTier(rows, make_policy(host.policy, rows)),
         [
-            TierFacts(
-                name=tier.name, medium=tier.kind, is_written=tier.kind != "peer", wants_all=tier.policy == REQUEST
-            )
+            TierFacts(name=tier.name, medium=tier.kind, is_written=tier.is_written, wants_all=tier.policy == REQUEST)
             for tier in others
         ],
         clock=clock,

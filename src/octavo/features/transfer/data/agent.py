@@ -1,13 +1,14 @@
 """The data half: copies between KV blocks and host memory, and the threads of the tiers behind it.
 
 Promises: a plan's stores are read before its step writes anything; loads and tiers run beside the steps, each tier on
-a thread of its own, so that a slow one holds up nobody; every job is reported once, whatever happened to it.
+threads of its own, so that a slow one holds up nobody; every job is reported once, whatever happened to it.
 Does not know: why a chunk moves, or what is in which row.
 """
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,20 +24,14 @@ from octavo.features.transfer.data.ledger import RowLedger
 from octavo.features.transfer.data.peer_server import PeerDoor, RowGiver
 from octavo.features.transfer.data.regions import HostRegion, KVRegion, regions_of
 from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.data.tier_threads import TierThreads
 from octavo.features.transfer.plan import Copy, JobReport, TierJob, TierJobKind, TransferPlan, TransferReport
-from octavo.plugins.registry import load_target
 from octavo.worker.batch import InputBatch
 from octavo.worker.memory import KVMemory
 from octavo.worker.seams import DataPart, NullPart
 
 log = logging.getLogger(__name__)
 
-TIERS = {
-    "file": "octavo.features.transfer.data.tier_file:make",
-    "redis": "octavo.features.transfer.data.tier_redis:make",
-    "s3": "octavo.features.transfer.data.tier_s3:make",
-    "peer": "octavo.features.transfer.data.tier_peer:make",
-}
 MEASURED_BYTES = 16 << 20  # copied each way, each round
 ROUNDS = 3  # of which the best counts: whatever else runs makes a copy slower, nothing makes it faster
 CLOSE_S = 10.0  # how long a stop waits for what a tier is doing
@@ -68,8 +63,9 @@ class TransferAgent(NullPart):
         self._door = door
         self._ledger: RowLedger | None = None
         self._done: Outbox[JobReport] = Outbox()
-        self._lanes: list[Lane] = []
-        self._tiers: list[Tier] = []
+        self._loads = Lane("octavo-kv-loads")
+        self._ahead = Lane("octavo-kv-ahead")
+        self._tiers: list[TierThreads] = []
         self._regions: tuple[KVRegion, ...] = ()
         self._host: HostRegion | None = None
         self._speeds: dict[str, float] = {}
@@ -88,9 +84,8 @@ class TransferAgent(NullPart):
         self._ledger = RowLedger(self._host)
         self._speeds = _measure(self._regions[0], self._host, layout.num_blocks)
         seal = Seal(self._identity, [chunk_bytes(layout, group.index) for group in layout.groups])
-        self._tiers = [load_target(TIERS[a.kind])(a, seal) for a in self._addresses]
+        self._tiers = [TierThreads(a, seal) for a in self._addresses]
         self._door.serve(RowGiver(self._ledger, seal), seal)
-        self._lanes = [Lane("octavo-kv-loads"), *(Lane(f"octavo-kv-{a.kind}") for a in self._addresses)]
 
     # ---- steps --------------------------------------------------------------------------------
 
@@ -102,9 +97,11 @@ class TransferAgent(NullPart):
         for copy in part.stores:
             self._finish(copy.job, len(copy.rows), lambda copy=copy: self._store(copy, zeroed))  # type: ignore[misc]
         for copy in part.loads:
-            self._lanes[0].put(lambda copy=copy: self._finish(copy.job, len(copy.rows), lambda: self._load(copy)))  # type: ignore[misc]
+            self._loads.put(partial(self._finish, copy.job, len(copy.rows), partial(self._load, copy)))
         for job in part.tier_jobs:
-            self._lanes[1 + job.tier].put(lambda job=job: self._finish(job.job, len(job.keys), lambda: self._ask(job)))  # type: ignore[misc]
+            threads = self._tiers[job.tier]
+            put = threads.write if job.kind is TierJobKind.WRITE else threads.ask
+            put(lambda tier, job=job: self._finish(job.job, len(job.keys), lambda: self._ask(tier, job)))  # type: ignore[misc]
 
     def _finish(self, job: int, count: int, work: Callable[[], tuple[Sequence[bool], int]]) -> None:
         """Do the work; report it, also when it fails."""
@@ -123,8 +120,10 @@ class TransferAgent(NullPart):
         for key, block, row, fine in zip(copy.keys, copy.blocks, copy.rows, good, strict=True):
             ledger.begin(row)
             if fine:
-                region.read(block, host[row])
+                region.read_in_step(block, host[row])
                 ledger.end(row, key)
+        if host.wants_ahead(max(copy.rows, default=0)):
+            self._ahead.put(host.make_ready)
         return good, region.chunk_bytes * len(copy.rows)
 
     def _load(self, copy: Copy) -> tuple[Sequence[bool], int]:
@@ -133,8 +132,8 @@ class TransferAgent(NullPart):
             region.write(block, host[row])
         return (True,) * len(copy.rows), region.chunk_bytes * len(copy.rows)
 
-    def _ask(self, job: TierJob) -> tuple[Sequence[bool], int]:
-        tier, host = self._tiers[job.tier], self._need_host()
+    def _ask(self, tier: Tier, job: TierJob) -> tuple[Sequence[bool], int]:
+        host = self._need_host()
         if job.kind is TierJobKind.FIND:
             return tier.find(job.keys), 0
         rows = [host[row] for row in job.rows]
@@ -157,16 +156,13 @@ class TransferAgent(NullPart):
     def close(self) -> None:
         """Loads first, then every tier; one that hangs keeps its memory mapped (TIR-21)."""
         self._door.close()
-        lanes, self._lanes = self._lanes, []
-        ended = [lane.stop(CLOSE_S) for lane in lanes]
-        for tier, done in zip(self._tiers, ended[1:], strict=True):
-            if not done:
-                log.warning("a KV tier is still busy after %g s and is left as it is", CLOSE_S)
-                continue
-            try:
-                tier.close()
-            except Exception as problem:
-                log.warning("a KV tier did not close: %s", problem)
+        until = time.monotonic() + CLOSE_S
+        self._ahead.stop(0)
+        self._loads.stop(CLOSE_S)
+        for tier in self._tiers:
+            tier.stop()
+        for tier in self._tiers:
+            tier.close(until)
         self._tiers = []
         if self._host is not None:
             self._host.close()
@@ -188,7 +184,7 @@ def _measure(region: KVRegion, host: HostRegion, num_blocks: int) -> dict[str, f
     first = min(1, num_blocks - 1)  # after the null block: those are used first, too
     best: dict[str, float] = {}
     for _ in range(ROUNDS):
-        for name, copy in (("store_bytes_per_s", region.read), ("load_bytes_per_s", region.write)):
+        for name, copy in (("store_bytes_per_s", region.read_in_step), ("load_bytes_per_s", region.write)):
             began = time.perf_counter()
             for row in range(count):
                 copy(first + row, host[row])

@@ -1,6 +1,6 @@
 """What a secondary tier is, by shape.
 
-Promises: a tier is called by one thread of its own, one call at a time.
+Promises: a tier is called by one thread, one call at a time; two of one address may be at work at once.
 Does not know: any tier; they are found by the kind in their address.
 """
 

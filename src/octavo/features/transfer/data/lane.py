@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Lane:
-    """One thread and its jobs.
+    """One thread, which starts with its first job, and its jobs.
 
     Owns: the thread and the queue.
     """
@@ -21,14 +21,19 @@ class Lane:
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._begun = False
 
     def put(self, job: Callable[[], None]) -> None:
-        """Do it after all that was put before."""
+        """Do it after all that was put before. One thread puts and stops."""
         self._jobs.put(job)
+        if not self._begun:
+            self._begun = True
+            self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
         """True when all that was put is done, within that time."""
+        if not self._begun:
+            return True
         self._jobs.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

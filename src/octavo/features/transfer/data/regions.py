@@ -14,14 +14,16 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import torch
 from torch import Tensor
 
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import KVLayout
 from octavo.features.transfer.data.api import Bytes
+from octavo.ops import spare
 from octavo.worker.memory import KVMemory
 
-READY_BYTES: Final = 32 << 20  # of rows, touched while nobody waits: a fresh page costs more than what is copied to it
+READY_BYTES: Final = 32 << 20  # of rows, made ready while nobody waits: a fresh page costs more than what goes into it
 
 
 class KVRegion:
@@ -35,6 +37,7 @@ class KVRegion:
         places = [place for place in layout.places if place.group == group]
         self.chunk_bytes = page * len(places)
         self._memory: Bytes = buffer.numpy()
+        self._buffer = buffer
         self._spans: list[tuple[int, int, int, int]] = []  # offset, stride, bytes, place in the chunk
         for at, place in enumerate(places):
             last = self._spans[-1] if self._spans else None
@@ -59,6 +62,12 @@ class KVRegion:
         for offset, stride, size, at in self._spans:
             start = offset + block * stride
             row[at : at + size] = self._memory[start : start + size]
+
+    def read_in_step(self, block: int, row: Bytes) -> None:
+        """The same, by all compute threads: for the thread that drives them, and no other."""
+        for offset, stride, size, at in self._spans:
+            start = offset + block * stride
+            torch.from_numpy(row[at : at + size]).copy_(self._buffer[start : start + size])
 
     def write(self, block: int, row: Bytes) -> None:
         """The other way."""
@@ -85,7 +94,8 @@ class RegionPlace(msgspec.Struct, frozen=True, kw_only=True):
 class HostRegion:
     """The primary tier's rows, in one mapping that other processes can attach to (see `HostView`).
 
-    Memory is given by the system when a row is first written, in large pages where it has them for shared memory. It
+    Memory is given by the system when a row is first written, or somewhat before it is (`make_ready`), in large pages
+    where it has them for shared memory. It
     has no name in any folder: what leads to it is the owner's file descriptor, so nothing is left of an engine that
     was killed.
 
@@ -104,9 +114,11 @@ class HostRegion:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # a kernel without large pages for shared memory: small ones serve
                 self._mapping.madvise(mmap.MADV_HUGEPAGE)
-        memory: Bytes = np.frombuffer(self._mapping, dtype=np.uint8)
-        memory[:READY_BYTES] = 0
-        self._rows = memory.reshape(num_rows, row_bytes)
+        self._memory: Bytes = np.frombuffer(self._mapping, dtype=np.uint8)
+        self._memory[:READY_BYTES] = 0
+        self._ready = min(READY_BYTES, size)  # bytes
+        self._wanted = self._ready
+        self._rows = self._memory.reshape(num_rows, row_bytes)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -114,6 +126,20 @@ class HostRegion:
     def __getitem__(self, row: int) -> Bytes:
         out: Bytes = self._rows[row]
         return out
+
+    def wants_ahead(self, row: int) -> bool:
+        """True when `row`, now in use, is close to those that the system has given no memory for; then `make_ready` is
+        to be called, by one thread, and not by one that steps wait for."""
+        wanted = min((row + 1) * self._rows.shape[1] + READY_BYTES, self._memory.nbytes)
+        if wanted < min(self._wanted + READY_BYTES // 2, self._memory.nbytes) or wanted <= self._wanted:
+            return False
+        self._wanted = wanted
+        return True
+
+    def make_ready(self) -> None:
+        """Memory for rows that are next, as far as the system can be asked for it. What rows hold stays."""
+        begin, self._ready = self._ready, self._wanted
+        spare.populate(self._memory[begin : self._ready])
 
     def close(self) -> None:
         """Nobody attaches any more. The memory lives as long as anybody still uses it."""

@@ -12,7 +12,7 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 MAGIC: Final = b"OctavoKV"
@@ -43,9 +43,9 @@ class Seal:
         """Bytes before the chunk."""
         return HEADER.size + len(self._print) + len(key)
 
-    def head(self, key: bytes, body: memoryview) -> bytes:
+    def head(self, key: bytes, body: memoryview, crc32: Callable[[memoryview], int] = zlib.crc32) -> bytes:
         """What stands before this chunk."""
-        return HEADER.pack(MAGIC, VERSION, len(body), zlib.crc32(body)) + self._print + key
+        return HEADER.pack(MAGIC, VERSION, len(body), crc32(body)) + self._print + key
 
     def opens(self, key: bytes, head: bytes, body: memoryview) -> bool:
         """True when `head` was made for this key and these bytes."""

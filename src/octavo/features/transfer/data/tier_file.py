@@ -1,7 +1,8 @@
 """Chunks as files: they outlive the process, and engines on one machine share them (TIR-30).
 
 Promises: a file appears whole or not at all; one that is foreign, cut off or altered is a miss and is removed; the
-folder keeps to its limit; a full or read-only disk loses stores and nothing else.
+folder keeps to its limit; a full or read-only disk loses stores and nothing else; writing takes only processor time
+that nobody else wants.
 Does not know: what a chunk holds, or how it is sealed (see `seal`).
 
 A file is `<root>/<fingerprint>/<2 digits>/<key>.kv`. Files of another fingerprint lie in another folder and count toward
@@ -17,12 +18,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from octavo.base.errors import ConfigError
 from octavo.features.transfer.address import TierAddress
 from octavo.features.transfer.data.api import Bytes
 from octavo.features.transfer.data.seal import Seal
+from octavo.ops import spare
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,11 @@ RESCAN_S: Final = 60.0  # others write to the folder too
 REST_S: Final = 5.0  # after the disk was full, before it is tried again
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 STALE_S: Final = 3600.0  # age of a half-written file that nobody can be working on
+
+
+class _File(NamedTuple):
+    size: int
+    used_ns: int  # when it was last written or read, as far as is known
 
 
 class FileTier:
@@ -52,7 +59,7 @@ class FileTier:
         self._seal = seal
         self._limit = limit
         self._clock = clock
-        self._files: OrderedDict[Path, int] = OrderedDict()
+        self._files: OrderedDict[Path, _File] = OrderedDict()
         self._held = 0
         self._scanned_at = -RESCAN_S
         self._rests_until = -REST_S
@@ -102,10 +109,9 @@ class FileTier:
             log.warning("%s is not a chunk of ours or was altered, and is removed", path)
             self._remove(path)
             return False
+        now = time.time_ns()
         with contextlib.suppress(OSError):
-            os.utime(path)  # what was used last goes last, for every engine that shares the folder
-        if path in self._files:
-            self._files.move_to_end(path)
+            os.utime(path, ns=(now, now))  # what was used last goes last, for all that share the folder
         return True
 
     def _write(self, key: bytes, row: Bytes) -> bool:
@@ -113,7 +119,7 @@ class FileTier:
         if path.exists():
             return True
         body = row.data[:length]
-        head = self._seal.head(key, body)
+        head = self._seal.head(key, body, spare.crc32)
         size = len(head) + length
         if not self._make_room(size):
             return False
@@ -122,8 +128,8 @@ class FileTier:
         try:
             path.parent.mkdir(exist_ok=True)
             with part.open("wb", buffering=0) as file:
-                for piece in (memoryview(head), body):
-                    _write_all(file, piece)
+                file.write(head)
+                _write_all(file, body)
             part.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -132,7 +138,7 @@ class FileTier:
                 self._rests_until = self._clock() + REST_S
             log.warning("a KV file could not be written: %s", error)
             return False
-        self._files[path] = size
+        self._files[path] = _File(size, time.time_ns())
         self._held += size
         return True
 
@@ -142,13 +148,20 @@ class FileTier:
         if self._limit is None:
             return True
         while self._held + size > self._limit and self._files:
-            self._remove(next(iter(self._files)))
+            path, file = next(iter(self._files.items()))
+            with contextlib.suppress(OSError):
+                if (used_ns := path.stat().st_mtime_ns) > file.used_ns:  # since it was listed
+                    self._files[path] = _File(file.size, used_ns)
+                    self._files.move_to_end(path)
+                    continue
+            self._remove(path)
         return self._held + size <= self._limit
 
     def _remove(self, path: Path) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
-        self._held -= self._files.pop(path, 0)
+        if (file := self._files.pop(path, None)) is not None:
+            self._held -= file.size
 
     def _scan(self) -> None:
         """Count the folder's files anew, now and then, and clear away what dead processes left half-written."""
@@ -156,17 +169,17 @@ class FileTier:
             return
         self._scanned_at = self._clock()
         found = sorted(self._walk())
-        self._files = OrderedDict((path, size) for _, path, size in found)
-        self._held = sum(self._files.values())
+        self._files = OrderedDict((path, _File(size, used_ns)) for used_ns, path, size in found)
+        self._held = sum(file.size for file in self._files.values())
 
-    def _walk(self) -> Iterator[tuple[float, Path, int]]:
+    def _walk(self) -> Iterator[tuple[int, Path, int]]:
         for folder, _, names in os.walk(self._root):
             for name in names:
                 path = Path(folder, name)
                 with contextlib.suppress(OSError):
                     facts = path.stat()
                     if name.endswith(".kv"):
-                        yield facts.st_mtime, path, facts.st_size
+                        yield facts.st_mtime_ns, path, facts.st_size
                     elif name.endswith(".part") and _is_left(name, time.time() - facts.st_mtime):
                         path.unlink()
 
@@ -197,7 +210,7 @@ def _read_into(file: io.FileIO, body: memoryview) -> int:
 
 def _write_all(file: io.FileIO, piece: memoryview) -> None:
     while len(piece):
-        piece = piece[file.write(piece) :]
+        piece = piece[spare.write(file.fileno(), piece) :]
 
 
 def make(address: TierAddress, seal: Seal) -> FileTier:

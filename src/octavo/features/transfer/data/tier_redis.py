@@ -17,6 +17,7 @@ from octavo.base.errors import ConfigError
 from octavo.features.transfer.address import TierAddress
 from octavo.features.transfer.data.api import Bytes
 from octavo.features.transfer.data.seal import Seal
+from octavo.ops import spare
 
 try:
     import redis
@@ -81,7 +82,7 @@ class RedisTier:
                 line = self._client.pipeline(transaction=False)
                 for key, row in zip(keys[part], rows[part], strict=True):
                     body = row.data[: self._seal.length(key)]
-                    line.set(self._prefix + key, b"".join((self._seal.head(key, body), body)))
+                    line.set(self._prefix + key, b"".join((self._seal.head(key, body, spare.crc32), body)))
                 return [answer is True for answer in line.execute(raise_on_error=False)]
 
             good += self._try(put, [False] * len(keys[part]))

@@ -20,6 +20,7 @@ from octavo.features.transfer.address import TierAddress
 from octavo.features.transfer.data.api import Bytes
 from octavo.features.transfer.data.crew import Crew
 from octavo.features.transfer.data.seal import Seal
+from octavo.ops import spare
 
 try:
     import boto3
@@ -108,7 +109,7 @@ class S3Tier:
         def calls() -> Iterator[Callable[[], bool]]:
             for key, row in zip(keys, rows, strict=True):  # a row may hold something else once a call was given up
                 body = row.data[: self._seal.length(key)]
-                yield partial(self._put, key, b"".join((self._seal.head(key, body), body)))
+                yield partial(self._put, key, b"".join((self._seal.head(key, body, spare.crc32), body)))
 
         self._each(calls(), good.__setitem__)
         return good
