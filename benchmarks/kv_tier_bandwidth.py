@@ -31,12 +31,12 @@ from kv_tiers import redis_tier, s3_tier
 
 from octavo.base.kvspec import FullAttentionSpec
 from octavo.features.transfer.address import parse_tier
-from octavo.features.transfer.data.agent import TIERS
 from octavo.features.transfer.data.api import Bytes, Tier
 from octavo.features.transfer.data.ledger import RowLedger
 from octavo.features.transfer.data.peer_server import PeerServer, RowGiver
 from octavo.features.transfer.data.regions import HostRegion, KVRegion
 from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.data.tier_threads import TIERS
 from octavo.kvcache.groups import plan_layout
 from octavo.plugins.registry import load_target
 
