@@ -103,6 +103,11 @@ def test_sharing_a_prefix_has_a_lower_limit_than_computing_it_each_time():
     wall_s = limit("wall_s", SHAPE, "bf16", ROOF)
     computed_each_time = 32 * 1056 * 2 * SHAPE.layer_weights / 300e9
     assert wall_s is not None and 0 < wall_s < computed_each_time / 4
+    # 63 steps read the weights, the prefix once, and what each request has of its own
+    a_step = 2 * (SHAPE.layer_weights + SHAPE.head_weights) + (1024 + 32 * 64) * SHAPE.kv_bytes_per_token
+    assert wall_s > 63 * a_step / (ROOF.read_gb_s * 1e9)
+    unlimited = limit("wall_s", SHAPE, "bf16", Roof(read_gb_s=40.0, bf16_gflop_s=1e12))
+    assert unlimited == pytest.approx(63 * a_step / (ROOF.read_gb_s * 1e9), rel=1e-3)
 
 
 def test_latency_start_and_memory_have_no_limit_and_nor_has_an_unprobed_machine():

@@ -59,7 +59,7 @@ def limit(key: str, shape: Shape, width: str, roof: Roof) -> float | None:
     if key == "wall_s":
         prefix_s = _prompt_s(shape, width, roof, tokens=1024, earlier=0)
         own_s = 32 * _prompt_s(shape, width, roof, tokens=32, earlier=1024)
-        return prefix_s + own_s + 63 * _step_s(shape, width, roof, rows=32, context=1088)
+        return prefix_s + own_s + 63 * _step_s(shape, width, roof, rows=32, context=64, shared=1024)
     return None
 
 
@@ -68,10 +68,10 @@ def share(value: float, best: float, *, higher_is_better: bool) -> float:
     return value / best if higher_is_better else best / value
 
 
-def _step_s(shape: Shape, width: str, roof: Roof, *, rows: int, context: int) -> float:
-    """Shortest time of one decoding step: `rows` sequences of `context` tokens each."""
+def _step_s(shape: Shape, width: str, roof: Roof, *, rows: int, context: int, shared: int = 0) -> float:
+    """Shortest time of one decoding step: `rows` sequences of `context` tokens each, after `shared` that are the same."""
     weights = shape.layer_weights + shape.head_weights
-    read = weights * BITS[width] / 8 + rows * context * shape.kv_bytes_per_token
+    read = weights * BITS[width] / 8 + (rows * context + shared) * shape.kv_bytes_per_token
     read_s = read / ((roof.read_gb_s or 1) * 1e9)
     operations_s = roof.operations_s(width)
     return max(read_s, 2 * rows * weights / operations_s) if operations_s else read_s
