@@ -6,12 +6,13 @@ import re
 import threading
 import time
 from contextlib import contextmanager
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from octavo.features.transfer.control import tiers as stack_of_tiers
-from octavo.features.transfer.data import agent, lane
+from octavo.features.transfer.data import agent, lane, tier_threads
 from tests.support import checkpoints
 from tests.support.clients import together
 from tests.support.live import live
@@ -24,22 +25,30 @@ AT_ONCE = 8
 class SlowLane(lane.Lane):
     """A lane whose jobs begin up to 20 ms late. Owns: its chance."""
 
+    delayed: ClassVar[set[str]] = set()  # names of those that had something to do
+
     def __init__(self, name):
+        self._name = name
         self._chance = random.Random(name)
         super().__init__(name)
 
     def put(self, job):
+        self.delayed.add(self._name)
         delay_s = self._chance.uniform(0, DELAY_S)
         super().put(lambda: (time.sleep(delay_s), job()))
 
 
 @contextmanager
-def slow_transfers():
-    """Loads and all that tiers do take their time; tiers are asked also where computing would be faster."""
+def slow_transfers(of=frozenset({"octavo-kv-loads", "octavo-kv-file", "octavo-kv-file-write"})):
+    """Loads and all that tiers do take their time, which every thread of `of` shows; tiers are asked also where
+    computing would be faster."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agent, "Lane", SlowLane)
+        for module in (agent, tier_threads):
+            patch.setattr(module, "Lane", SlowLane)
         patch.setattr(stack_of_tiers, "TRY_AGAIN", 1)
+        SlowLane.delayed.clear()
         yield
+        assert of <= SlowLane.delayed
 
 
 def words(seed, count, low=10, high=400):
@@ -163,7 +172,7 @@ def test_off01_a_salt_s_blocks_are_its_own_in_every_tier(truth, run, tmp_path):
             out.append(sources)
         return out
 
-    with slow_transfers():
+    with slow_transfers(*[] if has_tiers else [frozenset()]):
         with live(path, **options) as server:
             for salt in SALTS:  # each evicts what the one before had on the device
                 assert all(sources == {"any": 0} for sources in round_of(server, salt)), "nothing of another salt"
