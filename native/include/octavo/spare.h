@@ -1,6 +1,6 @@
-// Passes over much memory and system calls on it, for what no step waits for: made by a thread of the lowest scheduling class, while the
-// caller waits. A thread of Python cannot be of that class itself: it would be held up with the interpreter's lock in
-// its hands.
+// Passes over much memory and system calls on it, for what no step waits for: made by a thread of the lowest
+// scheduling class, while the caller waits. A thread of Python cannot be of that class itself: it would be held up with
+// the interpreter's lock in its hands.
 #pragma once
 #include <cstdint>
 

@@ -156,9 +156,9 @@ class TransferAgent(NullPart):
     def close(self) -> None:
         """Loads first, then every tier; one that hangs keeps its memory mapped (TIR-21)."""
         self._door.close()
-        until = time.monotonic() + CLOSE_S
         self._ahead.stop(0)
         self._loads.stop(CLOSE_S)
+        until = time.monotonic() + CLOSE_S
         for tier in self._tiers:
             tier.stop()
         for tier in self._tiers:
