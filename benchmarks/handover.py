@@ -39,7 +39,7 @@ def serve(call: argparse.Namespace, *options: str) -> Iterator[str]:
     """An engine; its URL."""
     blocks = str(call.tokens // 64 + 8)
     command = [
-        sys.executable, "-m", "octavo.entrypoints.cli", "serve", call.model, "--port", "0", "--dtype", call.dtype,
+        sys.executable, "-P", "-m", "octavo.entrypoints.cli", "serve", call.model, "--port", "0", "--dtype", call.dtype,
         "--num-kv-blocks", blocks, "--block-size", "64", "--max-model-len", str(call.tokens + 64), *options,
     ]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})

@@ -39,7 +39,7 @@ def fail(line: str) -> None:
 
 def pip(*args: str, capture: bool = False) -> str:
     """Run the environment's pip; ends the program when it fails."""
-    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", *args]
+    command = [str(PYTHON), "-P", "-m", "pip", "--disable-pip-version-check", *args]
     done = subprocess.run(command, stdout=subprocess.PIPE if capture else None, text=True, check=False)
     if done.returncode:
         fail(f"pip could not do '{' '.join(args[:4])} ...'; its own message is above.")

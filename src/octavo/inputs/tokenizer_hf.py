@@ -23,6 +23,7 @@ from typing import IO, Any
 from tokenizers import Tokenizer as Core
 
 from octavo.base.errors import LoadError, ServerError
+from octavo.base.interpreter import module_command
 from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens, without_surrogates
 
 VOCABULARIES = (
@@ -55,7 +56,7 @@ class _Child:
     """
 
     def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "octavo.inputs.tokenizer_hf", str(folder)]
+        command = module_command("octavo.inputs.tokenizer_hf", str(folder))
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")  # fmt: skip
         self._lock = threading.Lock()
         self.close = weakref.finalize(self, _end, self._process)

