@@ -60,3 +60,17 @@ assert torch._meta_registrations.__file__ and not lean.complete()
 def test_what_was_left_out_comes_when_it_is_needed(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+GENERATORS = """
+first = torch.Generator().manual_seed(7)
+value = torch.rand(4, generator=first)
+lean.complete()
+assert torch.equal(value, torch.rand(4, generator=torch.Generator().manual_seed(7)))
+"""
+
+
+def test_random_numbers_can_be_drawn_from_a_generator_of_ones_own():
+    """F51: torch.Generator() raised in an engine's process."""
+    done = subprocess.run([sys.executable, "-c", CATALOGUE + GENERATORS], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

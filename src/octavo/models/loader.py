@@ -9,7 +9,7 @@ Does not know: file formats (see `models.weights`, `models.packed`), or any arch
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -322,14 +322,26 @@ def _randomly(ctx: BuildContext, seed: int) -> _Filled:
     materialize(model, ctx.memory)
     filling = Filling(model)
     for target in sorted(wanted(model), key=lambda t: (t.parameter, t.shard or "")):
-        filling.place(target, _RandomPiece(f"{seed} {target.parameter} {target.shard}", expects(model, target)))
+        filling.place(target, _random_piece(model, target, seed))
     filling.finish()
     return _Filled(model=model, source="random numbers")
 
 
+def _random_piece(model: nn.Module, target: Target, seed: int) -> "_RandomPiece":
+    """Of floats, or of 8-bit integers where the checkpoint's own scheme takes nothing else."""
+    piece = _RandomPiece(f"{seed} {target.parameter} {target.shard}", expects(model, target))
+    try:
+        check(model, target, piece)
+    except LoadError as error:
+        if not isinstance(error.__cause__, WrongKindError):
+            raise
+        return replace(piece, kind="I8")
+    return piece
+
+
 @dataclass(frozen=True, slots=True)
 class _RandomPiece:
-    """A tensor of random numbers, or of ones or zeros where a model has those."""
+    """A tensor of random numbers, or of one number (norms, biases, scales) where a model has those."""
 
     name: str
     shape: tuple[int, ...]
@@ -337,13 +349,16 @@ class _RandomPiece:
 
     def rows(self, first: int, count: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         if len(self.shape) == 1:
-            return torch.full((count,), 0.0 if ".bias" in self.name else 1.0, dtype=dtype)
+            value = 0.0 if ".bias" in self.name else _DUMMY_STD / 127 if ".weight_scale" in self.name else 1.0
+            return torch.full((count,), value, dtype=dtype)
         blocks = range(first // _RANDOM_ROWS, -(-(first + count) // _RANDOM_ROWS))
         values = torch.cat([self._block(block, dtype or torch.float32) for block in blocks])
         return values[first - blocks.start * _RANDOM_ROWS :][:count]
 
     def _block(self, block: int, dtype: torch.dtype) -> torch.Tensor:
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.name} {block}".encode()))
+        if self.kind == "I8":
+            return torch.randint(-127, 128, (_RANDOM_ROWS, *self.shape[1:]), dtype=torch.int8, generator=generator)
         return torch.empty(_RANDOM_ROWS, *self.shape[1:], dtype=dtype).normal_(0.0, _DUMMY_STD, generator=generator)
 
     def raw(self, first: int, count: int) -> None:

@@ -31,6 +31,15 @@ def import_torch() -> None:
             del sys.modules[_FULL]  # whoever imports it from now on gets it
     if left_out is not None and getattr(torch, _NAME, None) is left_out:
         delattr(torch, _NAME)
+        _finish_generators(torch)
+
+
+def _finish_generators(torch: ModuleType) -> None:
+    """`torch.Generator` refuses to be made before what was left out has imported `torch._prims.rng_prims`, which says
+    its last word about that class. That word alone costs nothing; said again by whoever imports the rest, it is the same.
+    """
+    base = importlib.import_module("torch._opaque_base")
+    torch._C._set_generator_metaclass(base.OpaqueBaseMeta)
 
 
 def complete() -> bool:
