@@ -9,6 +9,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from octavo.base.heap import give_back
@@ -45,7 +46,7 @@ class Prepared:
 
     config: EngineConfig  # with the model's path
     sources: Mapping[str, str]
-    name: str
+    name: str  # what clients call the model: never a path
     facts: ModelFacts
     tokenizer: Tokenizer
     renderer: Renderer
@@ -98,13 +99,22 @@ def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
     return Prepared(
         config=config,
         sources=given.sources,
-        name=name,
+        name=shown_name(name),
         facts=facts,
         tokenizer=tokenizer,
         renderer=Renderer(tokenizer, template),
         eos_token_ids=eos,
         default_sampling=defaults,
     )
+
+
+def shown_name(given: str) -> str:
+    """What clients are shown of a model that was given as `given`: of a path, the folder's or the file's own name."""
+    path = Path(given).expanduser()
+    if not path.exists():
+        return given
+    path = path if path.name not in ("", "..") else path.resolve()
+    return path.name.removesuffix(".gguf") or given
 
 
 def _generation_defaults(
