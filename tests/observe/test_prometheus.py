@@ -1,15 +1,25 @@
 """The figures as Prometheus reads them (OPS-6, MET-01)."""
 
 import re
+import shutil
+import subprocess
 
+import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.base.outputs import RequestTimes, StatsSnapshot
 from octavo.base.types import FinishReason
+from octavo.features.router.addresses import read_addresses
+from octavo.features.router.figures import Figures
+from octavo.features.router.fleet import Fleet, Member
+from octavo.features.router.health import Health
+from octavo.features.router.journey import Failure, Leg
+from octavo.features.transfer.control.figures import METRICS, labelled
 from octavo.observe import prometheus
 from octavo.observe.prometheus import PrometheusText
 from octavo.observe.stats import RequestRecord, StatsBook
+from tests.support.metrics_lint import complaints
 
 
 def samples(text: PrometheusText) -> dict[tuple[str, str], float]:
@@ -93,3 +103,47 @@ def test_nothing_is_registered_globally_and_two_books_live_side_by_side() -> Non
     assert set(REGISTRY._names_to_collectors) == before
     assert b'model="a"' in first.render() and b'model="a"' not in second.render()
     assert prometheus.CONTENT_TYPE.startswith("text/plain")
+
+
+def tier_parts() -> dict[str, dict[str, float]]:
+    """A figure of every kind that tiers report."""
+    return {"transfer": labelled({f"host.{figure}": 1.0 for figure in METRICS} | {"ignored_reports": 0.0})}
+
+
+def scrapes() -> dict[str, bytes]:
+    """What servers and routers tell Prometheus."""
+    book = full_book()
+    book.absorb(StatsSnapshot(seq=3, num_blocks_total=10, parts=tier_parts()))
+    fleet = Fleet([Member(read_addresses((), (), ("http://h:1",))[0], Health(2, lambda: 0.0))], load_weight=1)
+    router = Figures(fleet)
+    router.chose(Leg.WHOLE, 3)
+    router.retries[Leg.WHOLE, next(iter(Failure))] += 1
+    return {"server": PrometheusText(book, model="m").render(), "router": router.render()}
+
+
+@pytest.mark.parametrize("who", ["server", "router"])
+def test_prometheus_own_checker_has_no_complaint(who: str) -> None:
+    """F93: counters end in _total and nothing else does; units, help and types are as Prometheus wants them."""
+    assert complaints(scrapes()[who].decode()) == []
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
+@pytest.mark.parametrize("who", ["server", "router"])
+def test_promtool_has_no_complaint(who: str) -> None:
+    """F93."""
+    done = subprocess.run(["promtool", "check", "metrics"], input=scrapes()[who], capture_output=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("# HELP octavo_x_total h\n# TYPE octavo_x_total gauge\noctavo_x_total 1\n", "only a counter"),
+        ("# HELP octavo_x h\n# TYPE octavo_x counter\noctavo_x 1\n", "ends in _total"),
+        ("# TYPE octavo_x gauge\noctavo_x 1\n", "no help"),
+        ("# HELP octavo_x_ms h\n# TYPE octavo_x_ms gauge\noctavo_x_ms 1\n", "abbreviation"),
+    ],
+)
+def test_the_check_finds_faults(text: str, fault: str) -> None:
+    """F93: a check that cannot fail is none."""
+    assert any(fault in line for line in complaints(text))

@@ -289,3 +289,30 @@ def test_the_hot_path_gives_what_the_general_path_gives(rows: int, depth: int) -
             ]
         heard.append(deltas)
     assert heard[0] == heard[1]
+
+
+def test_the_prompt_of_several_answers_is_counted_once() -> None:
+    """F22: figures say what usage says: one prompt, whatever `n` is; the siblings' hits are theirs, not the cache's."""
+    world = World(Setup(max_tokens=10))
+    for i in range(3):
+        world.add(tuple(range(20)), parent_id="p", sample_index=i, max_tokens=4, eos=False)
+    world.drain()
+    stats = world.scheduler.stats()
+    assert stats.prompt_tokens == 20
+    assert (stats.prefix_queries, stats.prefix_hits, stats.prefix_shared) == (20, 0, 32)
+    world.add((*range(20), 1), max_tokens=1)
+    world.drain()
+    stats = world.scheduler.stats()
+    assert (stats.prompt_tokens, stats.prefix_queries, stats.prefix_hits) == (41, 41, 20)
+
+
+def test_what_a_preempted_request_finds_again_is_no_hit() -> None:
+    """F23: two prompts that share nothing have no hits, also when one of them has to start again."""
+    world = World(Setup(num_blocks=14, max_num_seqs=2, max_tokens=40, watermark=0))
+    for i in range(2):
+        world.add(tuple(range(30 * i, 30 * i + 20)), max_tokens=12, eos=False)
+    world.drain()
+    stats = world.scheduler.stats()
+    assert stats.preemptions == 1
+    assert (stats.prefix_queries, stats.prefix_hits) == (40, 0)
+    assert stats.prefix_resumed > 0

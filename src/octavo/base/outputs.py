@@ -70,8 +70,10 @@ class StatsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks_total: int = 0
     num_blocks_used: int = 0
     kv_usage: float = 0.0  # share of blocks held by live requests, 0..1
-    prefix_queries: int = 0  # tokens looked up
-    prefix_hits: int = 0  # tokens found
+    prefix_queries: int = 0  # tokens of prompts that were looked up, each prompt once
+    prefix_hits: int = 0  # those of them that were found
+    prefix_resumed: int = 0  # tokens that preempted requests found again
+    prefix_shared: int = 0  # tokens that further answers to a prompt took from the first
     preemptions: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0

@@ -18,9 +18,9 @@ from octavo.kvcache.hashing import BlockHash, group_key
 from octavo.kvcache.policies import NULL_BLOCK, PolicyRegistry, builtin_policies, longest_common_hit
 from octavo.kvcache.pool import BlockPool, Taken
 from octavo.kvcache.prefix import CacheEvent, EventLog, NoEvents, PrefixIndex
-from octavo.kvcache.tables import PrefixHit, Reservation, Tables, common_start, split_by
+from octavo.kvcache.tables import Lookup, PrefixHit, Reservation, Tables, common_start, split_by
 
-__all__ = ["KVCacheManager", "KVRequest", "KVStats", "PrefixHit", "Reservation"]
+__all__ = ["KVCacheManager", "KVRequest", "KVStats", "Lookup", "PrefixHit", "Reservation"]
 
 
 class KVRequest(Protocol):
@@ -58,8 +58,10 @@ class KVStats(msgspec.Struct, frozen=True):
     num_cached_blocks: int  # findable, held or free
     num_requests: int
     usage: float  # 0..1
-    prefix_queries: int  # tokens looked up by admitted requests
-    prefix_hits: int  # tokens found by admitted requests
+    prefix_queries: int  # tokens of prompts that were looked up, each prompt once
+    prefix_hits: int  # those of them that were found
+    prefix_resumed: int  # tokens that requests which had lost their blocks found again
+    prefix_shared: int  # tokens that further answers to a prompt took from the first
     evictions: int  # blocks whose content was given up for new content
 
 
@@ -106,7 +108,8 @@ class KVCacheManager:
         self._next_to_retire = 0
         self._resets = 0
         self._owed = 0  # blocks that admitted requests have yet to take for the tokens they came with
-        self._queries = self._hits = self._evictions = 0
+        self._queries = self._evictions = 0
+        self._found = dict.fromkeys(Lookup, 0)
         self._no_blocks: tuple[tuple[int, ...], ...] = ((),) * len(self._policies)
         self.num_total_blocks = layout.num_blocks - 1
 
@@ -122,15 +125,18 @@ class KVCacheManager:
 
     # ---- reading -----------------------------------------------------------------------------
 
-    def match(self, req: KVRequest) -> PrefixHit:
-        """Longest prefix found in every group, at most `num_tokens - 1` tokens (SCH-23, SCH-26). Changes nothing."""
+    def match(self, req: KVRequest, lookup: Lookup = Lookup.FRESH) -> PrefixHit:
+        """Longest prefix found in every group, at most `num_tokens - 1` tokens (SCH-23, SCH-26). Changes nothing.
+
+        `lookup` says which figure counts the hit when it is used.
+        """
         if not self._caching or not req.reads_prefix_cache:
             return PrefixHit(0, self._no_blocks)
         limit = max(0, req.num_tokens - 1)
         num_tokens, blocks = longest_common_hit(
             self._policies, self._strides, req.block_hashes, self._index.find, limit
         )
-        return PrefixHit(num_tokens, blocks, self._index.version)
+        return PrefixHit(num_tokens, blocks, self._index.version, lookup)
 
     def blocks(self, request_id: str) -> tuple[tuple[int, ...], ...]:
         """The request's block table by group; empty tuples for an unknown id."""
@@ -217,7 +223,7 @@ class KVCacheManager:
         if res.created:
             del self._tables[res.request_id]
             self._queries -= res.queried
-            self._hits -= res.found
+            self._found[res.lookup] -= res.found
         tables.settle(self._policies)
 
     def commit(self, req: KVRequest, num_certain_tokens: int) -> tuple[int, tuple[BlockHash, ...]]:
@@ -289,7 +295,9 @@ class KVCacheManager:
             num_requests=len(self._tables),
             usage=self.usage,
             prefix_queries=self._queries,
-            prefix_hits=self._hits,
+            prefix_hits=self._found[Lookup.FRESH],
+            prefix_resumed=self._found[Lookup.RESUMED],
+            prefix_shared=self._found[Lookup.SIBLING],
             evictions=self._evictions,
         )
 
@@ -355,14 +363,18 @@ class KVCacheManager:
             tables.passed[group] = min(policy.expired(computed).stop, len(tables.blocks[group]))
         self._owe(tables, whole)
         queried = found = 0
+        lookup = Lookup.FRESH
         if hit is not None:
             tables.adopt([len(row) for row in hit.blocks], hit.num_tokens // self._hasher_block_size)
             if self._caching and req.reads_prefix_cache:
-                queried, found = req.num_tokens, hit.num_tokens
+                lookup, found = hit.lookup, hit.num_tokens
+                queried = req.num_tokens if lookup is Lookup.FRESH else 0
         self._queries += queried
-        self._hits += found
+        self._found[lookup] += found
         tables.settle(self._policies)
-        return Reservation(req.request_id, new_blocks, True, queried, found, taken, held, lost, resets=self._resets)
+        return Reservation(
+            req.request_id, new_blocks, True, queried, found, lookup, taken, held, lost, resets=self._resets
+        )
 
     def _rows(self, hit: PrefixHit | None, computed: int, total: int) -> list[list[int | None]]:
         """What each group's table would start with: a hit block, a null block, or None for one to take."""

@@ -6,12 +6,21 @@ Does not know: the pool, hashes, or other requests.
 """
 
 from collections.abc import Iterator, Sequence
+from enum import Enum, auto
 from itertools import accumulate
 
 import msgspec
 
 from octavo.kvcache.policies import NEVER, NULL_BLOCK, BlockPolicy
 from octavo.kvcache.pool import Held, Taken
+
+
+class Lookup(Enum):
+    """Why a prefix is looked up, which decides what is counted when it is used."""
+
+    FRESH = auto()  # a prompt that comes for the first time: its tokens were asked for, and found or not
+    RESUMED = auto()  # one that lost its blocks and finds what it had computed itself
+    SIBLING = auto()  # a further answer to a prompt that the first of them has computed
 
 
 class PrefixHit(msgspec.Struct, frozen=True):
@@ -23,6 +32,7 @@ class PrefixHit(msgspec.Struct, frozen=True):
     num_tokens: int
     blocks: tuple[tuple[int, ...], ...]
     version: int = 0
+    lookup: Lookup = Lookup.FRESH
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -37,6 +47,7 @@ class Reservation(msgspec.Struct, frozen=True):
     created: bool = False  # the request had no blocks before
     queried: int = 0  # tokens that the admission looked up
     found: int = 0  # tokens that it found
+    lookup: Lookup = Lookup.FRESH
     taken: Taken = Taken()
     held: tuple[Held, ...] = ()
     lost: tuple[tuple[int, bytes], ...] = ()  # block, key of the content it had

@@ -10,13 +10,15 @@ Does not know: HTTP, or how a figure came about.
 | `octavo_requests_running` | gauge | requests that hold a place in the batch |
 | `octavo_requests_waiting` | gauge | requests that wait for a place |
 | `octavo_kv_cache_usage_ratio` | gauge | share of KV blocks held by live requests, 0 to 1 |
-| `octavo_kv_blocks_used`, `octavo_kv_blocks_total` | gauge | KV blocks, cached but free ones not counted as used |
+| `octavo_kv_blocks_used`, `octavo_kv_blocks` | gauge | KV blocks, cached but free ones not counted as used |
 | `octavo_requests_finished_total{reason}` | counter | answers that ended: stop, length, abort, ignored, error, repetition |
 | `octavo_requests_refused_total` | counter | requests turned away because too many waited |
-| `octavo_prompt_tokens_total` | counter | prompt tokens of requests that got a first token, cached ones included |
+| `octavo_prompt_tokens_total` | counter | prompt tokens of requests that got a first token, cached ones included, once for all `n` answers |
 | `octavo_output_tokens_total` | counter | tokens generated |
-| `octavo_prefix_cache_query_tokens_total` | counter | prompt tokens looked up in the prefix cache |
-| `octavo_prefix_cache_hit_tokens_total` | counter | prompt tokens found there |
+| `octavo_prefix_cache_query_tokens_total` | counter | prompt tokens looked up in the prefix cache, once for all `n` answers |
+| `octavo_prefix_cache_hit_tokens_total` | counter | those of them that were found |
+| `octavo_prefix_cache_shared_tokens_total` | counter | prompt tokens that further answers (`n` above 1) took from the first |
+| `octavo_prefix_cache_resumed_tokens_total` | counter | tokens that preempted requests found again, and need not compute twice |
 | `octavo_preemptions_total` | counter | requests that lost their place and start again |
 | `octavo_queue_seconds` | histogram | from the queue to the first scheduled step |
 | `octavo_prefill_seconds` | histogram | from the first scheduled step to the first token |
@@ -81,7 +83,7 @@ class PrometheusText:
             ("requests_waiting", "Requests that wait for a place", s.num_waiting),
             ("kv_cache_usage_ratio", "Share of KV blocks held by live requests", s.kv_usage),
             ("kv_blocks_used", "KV blocks held by live requests", s.num_blocks_used),
-            ("kv_blocks_total", "KV blocks in all", s.num_blocks_total),
+            ("kv_blocks", "KV blocks in all", s.num_blocks_total),
         ):
             gauge = GaugeMetricFamily(f"octavo_{name}", help_text, labels=_LABELS)
             gauge.add_metric(self._labels, value)
@@ -99,6 +101,8 @@ class PrometheusText:
             ("output_tokens", "Tokens generated", s.output_tokens),
             ("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache", s.prefix_queries),
             ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache", s.prefix_hits),
+            ("prefix_cache_shared_tokens", "Prompt tokens that further answers took from the first", s.prefix_shared),
+            ("prefix_cache_resumed_tokens", "Tokens that preempted requests found again", s.prefix_resumed),
             ("preemptions", "Requests that lost their place and start again", s.preemptions),
         ):
             counter = CounterMetricFamily(f"octavo_{name}", help_text, labels=_LABELS)

@@ -191,7 +191,7 @@ def _delta(
 ) -> RequestDelta:
     """What this step added to the request, and its end if it ended."""
     first = not req.times.first_token_s and (bool(tokens) or reason is not None)
-    if first:
+    if first and not req.source.sample_index:  # the answers to one prompt have one prompt
         ledger.counters.prompt_tokens += req.num_prompt_tokens
     if first and tokens:
         req.times.first_token_s = ledger.clock()

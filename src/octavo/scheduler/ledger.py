@@ -335,6 +335,8 @@ class Ledger:
             kv_usage=kv.usage,
             prefix_queries=kv.prefix_queries,
             prefix_hits=kv.prefix_hits,
+            prefix_resumed=kv.prefix_resumed,
+            prefix_shared=kv.prefix_shared,
             preemptions=counters.preemptions,
             prompt_tokens=counters.prompt_tokens,
             output_tokens=counters.output_tokens,

@@ -104,6 +104,7 @@ class Request:
         "holds_blocks",
         "key",
         "last_seq",
+        "lost_blocks",
         "max_total_tokens",
         "min_total_tokens",
         "next_commit",
@@ -171,6 +172,7 @@ class Request:
         self.decode_constraints: tuple[Rule, ...] = ()
         self.waits_for: set[str] = set()
         self.holds_blocks = False
+        self.lost_blocks = False  # it had some once: what it finds now may be its own
         self.promised_tokens = 0
         self.promised_source = ""
         self.steady = False
@@ -270,6 +272,7 @@ class Request:
         self.start_from(0)
         self.num_reserved_tokens = 0
         self.num_drafts = 0
+        self.lost_blocks = self.lost_blocks or self.holds_blocks
         self.holds_blocks = False
         self.promised_tokens = 0
         self.steady = False

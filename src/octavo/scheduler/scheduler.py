@@ -15,7 +15,7 @@ from octavo.base.requests import EngineRequest
 from octavo.base.step import Ints, PlanPart, StepPlan, as_ints
 from octavo.base.types import FinishReason, RequestState
 from octavo.kvcache.hashing import BlockHasher, HashChain
-from octavo.kvcache.manager import KVCacheManager, PrefixHit
+from octavo.kvcache.manager import KVCacheManager, Lookup, PrefixHit
 from octavo.scheduler.draft import StepDraft, TokenBudget
 from octavo.scheduler.ledger import Flight, Ledger
 from octavo.scheduler.limits import MAX_PROMPTS_SIDE_BY_SIDE, SchedulerLimits, fair_chunk
@@ -222,7 +222,7 @@ class Scheduler:
         """The longest prefix there is: a part's offer counts when it beats the local hit (SCH-13). None: retry."""
         if req.holds_blocks:
             return _Found(req.num_computed_tokens, req.num_computed_tokens)
-        hit = self._kv.match(req)
+        hit = self._kv.match(req, _lookup(req))
         local = hit.num_tokens
         best = _Found(local, local, hit)
         # Who must compute every prompt token, to score it, has no use for what others computed.
@@ -399,3 +399,10 @@ class Scheduler:
     def stats(self) -> StatsSnapshot:
         """Counters and gauges of this moment."""
         return self.ledger.stats()
+
+
+def _lookup(req: Request) -> Lookup:
+    """What finding this request's prefix counts as: tokens that it computed itself, or its sibling did, are no hits."""
+    if req.lost_blocks:
+        return Lookup.RESUMED
+    return Lookup.SIBLING if req.source.sample_index else Lookup.FRESH
