@@ -13,10 +13,10 @@ from octavo.base.params import SamplingParams, shown
     ("field", "value"),
     [
         ("n", 0), ("n", 129), ("n", True), ("n", 1.5), ("temperature", -0.1), ("temperature", math.nan),
-        ("temperature", math.inf), ("temperature", "hot"), ("temperature", True), ("top_p", 0.0), ("top_p", 1.01),
+        ("temperature", math.inf), ("temperature", "hot"), ("temperature", True), ("top_p", -0.1), ("top_p", 1.01),
         ("top_k", -2), ("top_k", 2.5), ("min_p", -0.1), ("min_p", 1.1), ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1), ("repetition_penalty", 0.0), ("seed", 2**63), ("seed", "x"), ("max_tokens", 0),
-        ("max_tokens", -1), ("max_tokens", 1.0), ("min_tokens", -1), ("stop", [""]), ("stop", [3]), ("stop", {}),
+        ("max_tokens", -1), ("max_tokens", 1.5), ("max_tokens", 1e300), ("seed", math.inf), ("min_tokens", -1), ("stop", [""]), ("stop", [3]), ("stop", {}),
         ("stop_token_ids", ["a"]), ("stop_token_ids", [True]), ("stop_token_ids", 5), ("logprobs", -2),
         ("prompt_logprobs", "1"), ("logit_bias", [1]), ("logit_bias", {"abc": 1}), ("logit_bias", {"1": 101}),
         ("logit_bias", {1: math.nan}), ("logit_bias", {True: 1}), ("allowed_token_ids", []),
@@ -43,6 +43,30 @@ def test_numbers_of_numpy_are_numbers():
     assert (params.allowed_token_ids, params.logit_bias, params.logprobs) == ((7,), {8: 1.0}, 2)
     kinds = (params.max_tokens, params.seed, params.temperature, *params.stop_token_ids, *params.allowed_token_ids)
     assert {type(value) for value in kinds} == {int, float}
+
+
+def test_whole_numbers_are_integers():
+    """F91: JSON has one kind of number, so 2.0 is 2 in every field that takes an integer."""
+    params = SamplingParams(
+        n=2.0, top_k=5.0, seed=7.0, max_tokens=np.float32(3), min_tokens=1.0, logprobs=0.0, prompt_logprobs=2.0,
+        stop_token_ids=[1.0, 2], allowed_token_ids=(3.0,), logit_bias={4.0: 1},
+    )  # fmt: skip
+    same = SamplingParams(
+        n=2, top_k=5, seed=7, max_tokens=3, min_tokens=1, logprobs=0, prompt_logprobs=2, stop_token_ids=[1, 2],
+        allowed_token_ids=(3,), logit_bias={4: 1},
+    )  # fmt: skip
+    assert params == same
+    assert {type(getattr(params, name)) for name in ("n", "top_k", "seed", "max_tokens", "logprobs")} == {int}
+    assert {type(i) for i in (*params.stop_token_ids, *params.allowed_token_ids, *params.logit_bias)} == {int}
+
+
+def test_top_p_zero_takes_the_most_probable_token():
+    """F19, with the neighbours that mean 'all tokens' or 'the best one' and must stay allowed."""
+    assert SamplingParams(top_p=0).greedy and SamplingParams(top_p=0.0, temperature=0).greedy
+    assert not SamplingParams(top_p=0.01).greedy
+    for fields in ({"top_k": 0}, {"top_k": -1}, {"min_p": 0}, {"min_p": 1}, {"temperature": 0}, {"top_p": 1}):
+        assert SamplingParams(**fields)
+    assert SamplingParams(top_k=-1).top_k == 0
 
 
 def test_stop_strings_need_a_text():

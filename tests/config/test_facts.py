@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from octavo.base.errors import LoadError
+from octavo.base.params import SamplingParams
 from octavo.config.facts import ModelFacts, RopeFacts, model_place, read_generation_defaults, read_model_facts
 from tests.support.checkpoints import (
     smollm2_f32,
@@ -305,7 +306,7 @@ def test_generation_defaults_have_the_names_of_sampling_parameters(tmp_path: Pat
 
 @pytest.mark.parametrize(
     "content",
-    ['{"temperature": -5}', '{"temperature": NaN}', '{"top_p": 0}', '{"top_k": -7}', '{"max_new_tokens": 1e99}'],
+    ['{"temperature": -5}', '{"temperature": NaN}', '{"top_p": -0.5}', '{"top_k": -7}', '{"max_new_tokens": 1e99}'],
 )
 def test_generation_defaults_that_no_request_could_have_are_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "generation_config.json").write_text(content)
@@ -314,6 +315,14 @@ def test_generation_defaults_that_no_request_could_have_are_named(tmp_path: Path
         return
     with pytest.raises(LoadError, match=r"generation_config\.json: (temperature|top_p|top_k) must be"):
         read_generation_defaults(tmp_path)
+
+
+def test_an_author_may_mean_the_most_probable_token(tmp_path: Path) -> None:
+    """F19: `top_p` 0 and its neighbours start."""
+    said = {"top_p": 0, "top_k": -1, "min_p": 1, "temperature": 0}
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    assert read_generation_defaults(tmp_path) == ((), said)
+    assert SamplingParams(**said).greedy
 
 
 def test_deep_json_is_named(tmp_path: Path) -> None:

@@ -177,6 +177,18 @@ def test_tiny_temperatures_are_greedy(temperature: float, bench: Callable[..., B
     assert out.tokens[:-1].tolist() == [int(np.argmax(r.logits[:LIMIT])) for r in cold]
 
 
+def test_top_p_zero_is_the_most_probable_token(bench: Callable[..., Bench]) -> None:
+    """F19: at any temperature, beside rows that draw."""
+    rng = np.random.default_rng(9)
+    rows = [
+        plain([float(v) for v in rng.normal(0, 1, VOCAB)], temperature=t, top_p=0, top_k=k, min_p=m, seed=i)
+        for i in range(10)
+        for t, k, m in ((1.0, 0, 0.0), (5.0, 7, 0.5), (0.0, 0, 1.0))
+    ]
+    out = bench([*rows, plain([0.0] * VOCAB, temperature=1.5, seed=1)]).sample()
+    assert out.tokens[:-1].tolist() == [int(np.argmax(r.logits[:LIMIT])) for r in rows]
+
+
 def test_seeds_sample_indices_and_positions_draw_differently_and_repeatably(bench: Callable[..., Bench]) -> None:
     """SED-01, SED-03: and no seed means one from the engine's seed and the request's id."""
     flat = [0.0] * VOCAB

@@ -206,6 +206,9 @@ def test_too_many_waiting_requests_are_refused_until_some_start() -> None:
             for stream in streams:
                 await stream.aclose()
             streams = [await engine.open(prompt("x"), LONG) for _ in range(3)]  # leaving frees the place
+            with pytest.raises(ClientError, match=r"n is 4, but .* at most 3") as never:  # F60
+                await engine.open(prompt("x"), LONG.replace(n=4))
+            assert never.value.status == 400 and never.value.param == "n"
 
     go(test)
 

@@ -4,7 +4,6 @@ Promises: a `SamplingParams` that exists is valid on its own (ranges, types, com
 Does not know: the vocabulary or the context length; `inputs.limits` checks against those.
 """
 
-import operator
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 
 from octavo.base.errors import ClientError
+from octavo.base.numbers import whole
 from octavo.base.types import OutputKind
 
 GREEDY_TEMPERATURE = 1e-5  # below this a row is greedy (OUT-2, step 10)
@@ -32,7 +32,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     n: int = 1
     temperature: float = 1.0
-    top_p: float = 1.0
+    top_p: float = 1.0  # 0: the most probable token
     top_k: int = 0  # 0 or -1: all tokens
     min_p: float = 0.0
     presence_penalty: float = 0.0
@@ -62,7 +62,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def greedy(self) -> bool:
         """True when the most likely token is always taken."""
-        return self.temperature < GREEDY_TEMPERATURE
+        return self.temperature < GREEDY_TEMPERATURE or self.top_p == 0
 
     def replace(self, **changes: Any) -> "SamplingParams":
         """A copy with some fields changed, checked again."""
@@ -108,13 +108,11 @@ def _as_tuple(value: Any, param: str) -> tuple[Any, ...]:
 
 
 def _as_integer(name: str, value: Any) -> int:
-    """An integer of any kind, numpy's included; true, 1.0 and "1" are none."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise ClientError(f"{name} must be an integer, got {shown(value)}", param=name) from None
+    """An integer of any kind, numpy's and whole floats included; true, 1.5 and "1" are none."""
+    number = whole(value)
+    if number is None:
+        raise ClientError(f"{name} must be an integer, got {shown(value)}", param=name)
+    return number
 
 
 def _token_id(name: str, value: Any) -> int:
@@ -159,7 +157,7 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
 def _check(p: SamplingParams) -> None:
     _integer("n", p.n, 1, MAX_N)
     _number(p, "temperature", 0.0, 100.0)
-    _number(p, "top_p", 0.0, 1.0, open_low=True)
+    _number(p, "top_p", 0.0, 1.0)
     _integer("top_k", p.top_k, 0, 2**31 - 1)
     _number(p, "min_p", 0.0, 1.0)
     _number(p, "presence_penalty", -2.0, 2.0)

@@ -25,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.base.errors import ClientError
+from octavo.base.numbers import whole
+from octavo.base.params import shown
 from octavo.inputs.chat import ChatOptions, ChatTemplate
 from octavo.inputs.tokenizer import Tokenizer
 
@@ -164,15 +166,19 @@ class Renderer:
 
 
 def _integers(name: str, ids: object) -> tuple[int, ...]:
-    """A list or array of integers as a tuple; booleans and fractions are not integers."""
+    """A list or array of integers as a tuple; 2.0 is the integer 2, booleans and fractions are none."""
     if isinstance(ids, np.ndarray) and ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer):
         return tuple(ids.tolist())
     if isinstance(ids, str) or not isinstance(ids, Sequence):
         raise ClientError(f"{name} must be a list of token ids, got {type(ids).__name__}", param=name)
-    if set(map(type, ids)) - {int}:
-        place, wrong = next((i, x) for i, x in enumerate(ids) if type(x) is not int)
-        raise ClientError(f"{name}[{place}] must be an integer token id, got {wrong!r:.80}", param=name)
-    return tuple(ids)
+    if set(map(type, ids)) <= {int}:
+        return tuple(ids)
+    numbers = []
+    for place, given in enumerate(ids):
+        if (number := whole(given)) is None:
+            raise ClientError(f"{name}[{place}] must be an integer token id, got {shown(given)}", param=name)
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:

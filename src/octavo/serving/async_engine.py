@@ -28,7 +28,7 @@ from octavo.outputs.assembler import OutputAssembler, merge
 from octavo.outputs.detokenizer import Decoder
 from octavo.serving.cache_feed import Feed, NoFeed
 from octavo.serving.info import EngineInfo
-from octavo.serving.intake import Intake, RequestIds, RequestOptions
+from octavo.serving.intake import Intake, RequestIds, RequestOptions, check_answers
 
 if TYPE_CHECKING:
     from octavo.inputs.limits import Limits
@@ -240,6 +240,7 @@ class AsyncEngine:
         """
         loop = self._living_loop()
         limit = self._info.max_waiting_requests
+        check_answers(1, params.n, limit)
         if len(self._waiting) + params.n > limit:
             self._stats.refused()
             raise OverloadedError(

@@ -32,3 +32,6 @@ class EngineInfo:
     max_waiting_requests: int = 2048
     kv_role: str | None = None
     moves_kv: bool = False  # requests can say where their KV comes from or goes
+    kv_tiers: tuple[str, ...] = ()  # addresses of tiers
+    has_kv_connector: bool = False  # one of the operator's own, which may read parameters of its own
+    heeds_priority: bool = True  # False: first come, first served

@@ -125,6 +125,20 @@ class Intake:
         return Prepared(opening, requests)
 
 
+def check_answers(num_prompts: int, n: int, most: int) -> None:
+    """Raise `ClientError` for a request whose answers could never wait here at once, on an idle server either.
+
+    `most` is how many may wait for their first token; more, when others wait too, is a matter of time (429).
+    """
+    if num_prompts * n <= most:
+        return
+    limit = f"this server lets at most {most} wait for their first token (--max-waiting-requests)"
+    if num_prompts == 1:
+        raise ClientError(f"n is {n}, but {limit}; send n of at most {most}", param="n")
+    each = "" if n == 1 else f" with n {n}, {num_prompts * n} answers in all"
+    raise ClientError(f"prompt holds {num_prompts} prompts{each}, but {limit}; send fewer at once", param="prompt")
+
+
 def placed(error: ClientError, place: int, num_prompts: int) -> ClientError:
     """The same error; where several prompts were given its message says which of them was refused."""
     if num_prompts == 1:

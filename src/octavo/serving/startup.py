@@ -176,6 +176,9 @@ def _info(prepared: Prepared, report: StartupReport, usage: UsageContext) -> Eng
         max_waiting_requests=config.scheduler.max_waiting_requests,
         kv_role=config.cache.kv_role,
         moves_kv=config.cache.transfer_option is not None,
+        kv_tiers=config.cache.tiers,
+        has_kv_connector=bool(config.cache.kv_connector),
+        heeds_priority=config.scheduler.scheduling_policy == "priority",
     )
 
 

@@ -90,7 +90,7 @@ def test_content_types_that_are_json_or_missing(served: Served) -> None:
         ({"cache_salt": ""}, "cache_salt", ""),
         ({"priority": 2**40}, "priority", ""),
         ({"model": 5}, "model", "a string"),
-        ({"top_p": 0}, "top_p", ""),
+        ({"top_p": -0.1}, "top_p", ""),
         ({"bad_words": "x"}, "bad_words", "a list"),
         ({"allowed_token_ids": []}, "allowed_token_ids", "empty"),
         ({"allowed_token_ids": [5000]}, "allowed_token_ids", "5000"),
@@ -240,6 +240,24 @@ def test_a_full_queue_is_an_honest_refusal() -> None:
         assert served.front.stats.num_refused == 2
         served.engine.max_running = 100
         assert len(waiting.result().json()["choices"]) == 3
+
+
+def test_more_answers_than_can_ever_wait_are_the_clients_mistake() -> None:
+    """F60: 429 means 'later', and later does not help; also a batch of prompts, and for renders."""
+    with toy_server(max_waiting=4) as served:
+        for path in ("/v1/completions", "/v1/completions/render"):
+            for body, param, words in (
+                ({"prompt": "a", "n": 20}, "n", ("n is 20", "at most 4")),
+                ({"prompt": ["a"] * 5}, "prompt", ("5 prompts", "at most 4")),
+                ({"prompt": [[1]] * 3, "n": 2}, "prompt", ("3 prompts with n 2", "6 answers", "at most 4")),
+            ):
+                error = check_error(served.http.post(path, json=body), 400, param=param)
+                assert all(word in error["message"] for word in (*words, "--max-waiting-requests"))
+        for path in ("/v1/chat/completions", "/v1/chat/completions/render"):
+            body = {"messages": [{"role": "user", "content": "hi"}], "n": 5}
+            assert "at most 4" in check_error(served.http.post(path, json=body), 400, param="n")["message"]
+        assert len(served.complete(prompt=["a", "b"], n=2).json()["choices"]) == 4
+        assert served.front.stats.num_refused == 0
 
 
 def test_a_request_that_fails_in_the_engine_fails_alone() -> None:

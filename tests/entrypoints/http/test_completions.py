@@ -287,3 +287,19 @@ def test_authors_defaults_apply_under_the_requests_own_values() -> None:
         assert served.engine.seen[-1].sampling.max_tokens == 5
         card = served.http.get("/v1/models").json()["data"][0]
         assert json.loads(json.dumps(card["default_sampling"]))["top_k"] == 9
+
+
+def test_wishes_about_kv_are_understood_or_refused() -> None:
+    """F56, F90: also on a server that moves no KV, where asking for nothing is no mistake."""
+    nothing = {"do_remote_decode": False, "do_remote_prefill": False, "remote_block_ids": None}
+    tiers = {"moves_kv": True, "kv_tiers": ("host?size=1MiB", "file:///kv")}
+    with toy_server() as plain, toy_server(facts=tiers) as tiered:
+        for params in ({"tiers": ["nope"]}, {"nope": 1}, {"do_remote_decode": True}):
+            check_error(plain.complete(prompt="a", kv_transfer_params=params), 400, param="kv_transfer_params")
+        for name, value in (("tiers", ["nope"]), ("nope", 1), ("do_remote_decode", True), ("tier_policy", "x")):
+            error = check_error(tiered.complete(prompt="a", kv_transfer_params={name: value}), 400)
+            assert error["param"] == f"kv_transfer_params.{name}" and name in error["message"]
+        for params in ({}, None, nothing):
+            assert plain.complete(prompt="a", kv_transfer_params=params, max_tokens=1).status_code == 200
+        assert tiered.complete(prompt="a", kv_transfer_params={"tiers": ["file"]}, max_tokens=1).status_code == 200
+        assert tiered.engine.seen[-1].transfer.data == {"tiers": ["file"]}

@@ -21,6 +21,59 @@ from octavo.outputs.detokenizer import Detokenizer
 from tests.entrypoints.http.test_body import json_values
 from tests.entrypoints.http.toy import ToyTokenizer
 
+NOTHING: dict[str, list] = {  # values that ask for what is done anyway, field by field; null is one everywhere
+    "suffix": [""], "use_beam_search": [False], "length_penalty": [1, 1.0], "early_stopping": [False],
+    "structured_outputs": [{}], "grammar": [""], "logits_processors": [[]], "prompt_embeds": [[]], "functions": [[]],
+    "function_call": ["none", "auto"], "mm_processor_kwargs": [{}],
+}  # fmt: skip
+VALUES = [True, False, 0, 0.0, 1, 1.0, -1, 2, "", "x", "none", "auto", [], ["a"], {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("name", NOT_SERVED)
+def test_what_is_not_served_is_refused_unless_it_asks_for_nothing(name: str) -> None:
+    """F12, F90: `true` is not 1, `false` is not 0, and an empty value is not always nothing."""
+    harmless = [None, *NOTHING.get(name, [])]
+    for value in [*VALUES, *harmless]:
+        for kind, body in ((CompletionRequest, {"prompt": "a"}), (ChatRequest, {"messages": []})):
+            if any(type(value) is type(h) and value == h for h in harmless):
+                assert read_fields(kind, {**body, name: value})[1] == []
+                continue
+            with pytest.raises(ClientError) as caught:
+                read_fields(kind, {**body, name: value})
+            assert caught.value.param == name and caught.value.code == "not_available"
+
+
+INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "prompt_logprobs", "priority")
+
+
+@pytest.mark.parametrize("name", [*INTEGERS, "logprobs", "best_of", "top_logprobs", "max_completion_tokens"])
+def test_whole_numbers_are_integers(name: str) -> None:
+    """F91: `2.0` is 2; fractions, booleans and numbers beyond all measure are refused by name."""
+    kind, body = (ChatRequest, {"messages": []}) if name in ("top_logprobs", "max_completion_tokens") else (CompletionRequest, {"prompt": "a"})  # fmt: skip
+    request, _ = read_fields(kind, {**body, name: 2.0})
+    assert getattr(request, name) == 2 and type(getattr(request, name)) is int
+    for wrong in (2.5, True, "2", 1e300, -1e300, math.inf, math.nan):
+        with pytest.raises(ClientError) as caught:
+            read_fields(kind, {**body, name: wrong})
+        assert caught.value.param == name
+
+
+def test_whole_numbers_are_token_ids() -> None:
+    """F91."""
+    request, _ = read_fields(CompletionRequest, {"prompt": [1.0, 2], "stop_token_ids": [3.0, 4], "allowed_token_ids": [5.0], "logit_bias": {"6": 1}})  # fmt: skip
+    assert (request.stop_token_ids, request.allowed_token_ids) == ([3, 4], [5])
+    assert split_prompts(request.prompt) == [[1, 2]] and split_prompts([[1.0], [2]]) == [[1], [2]]
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        for wrong in (1.5, True, math.inf, "1"):
+            with pytest.raises(ClientError, match=rf"{name}\[1\]"):
+                read_fields(CompletionRequest, {"prompt": "a", name: [1, wrong]})
+
+
+def test_the_newer_name_of_the_limit_wins() -> None:
+    """F20."""
+    request, _ = read_fields(ChatRequest, {"messages": [], "max_tokens": 20, "max_completion_tokens": 3})
+    assert chat_params(request, {}).max_tokens == 3
+
 
 @given(st.dictionaries(st.sampled_from([*ChatRequest.model_fields, "zorp"]), json_values, max_size=6))
 def test_any_values_give_a_request_or_a_clients_error(body: dict) -> None:
@@ -71,11 +124,11 @@ def test_misspelled_names_are_found_and_strange_ones_are_not() -> None:
 )
 def test_prompts_come_back_whole_or_are_refused(prompt: list) -> None:
     try:
-        prompts = split_prompts(prompt, 10)
+        prompts = split_prompts(prompt)
     except ClientError as error:
         assert error.param.startswith("prompt")
         return
-    assert prompts in (prompt, [prompt])
+    assert prompts in (prompt, [prompt])  # 2.0 equals 2
     assert all(isinstance(p, str) or all(type(t) is int for t in p) for p in prompts)
 
 

@@ -63,8 +63,9 @@ def toy_server(
     max_waiting: int = 64,
     headers: dict[str, str] | None = None,
     feed: Feed | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> Iterator[Served]:
-    """Serve a toy model; ends everything when the block ends."""
+    """Serve a toy model; ends everything when the block ends. `facts`: further fields of its `EngineInfo`."""
     tokenizer = ToyTokenizer(adds_bos=adds_bos)
     client = ToyClient(script, step_s=step_s)
     renderer = Renderer(tokenizer, ChatTemplate({"default": template}), num_threads=2)
@@ -78,6 +79,7 @@ def toy_server(
         default_sampling=defaults or {},
         created_s=1_700_000_000,
         max_waiting_requests=max_waiting,
+        **facts or {},
     )
     stats = StatsBook(clock=lambda: 0.0)
     told = NoFeed() if feed is None else feed

@@ -32,7 +32,7 @@ def test_a_long_prompt_with_one_answer_is_handed_over():
     "field",
     [
         {"echo": True}, {"prompt_logprobs": 0}, {"n": 2}, {"best_of": 3}, {"max_tokens": 1}, {"max_tokens": 0},
-        {"max_completion_tokens": 1}, {"max_tokens": "50"}, {"max_tokens": 5.0}, {"max_tokens": True}, {"n": "1"},
+        {"max_completion_tokens": 1}, {"max_tokens": "50"}, {"max_tokens": 5.5}, {"max_tokens": True}, {"n": "1"},
         {"prompt": [LONG, LONG]}, {"prompt": [[1] * 100, [2] * 100]}, {"prompt": []}, {"prompt": None},
         {"prompt": ["a", 1]}, {"prompt": "short"}, {"prompt": [1, 2, 3]}, {"kv_transfer_params": {"lease": 1}},
     ],
@@ -94,3 +94,11 @@ def test_an_answer_without_parameters_keeps_nothing_for_another(answer):
 
 def test_parameters_are_passed_on_as_they_are():
     assert params_of({"kv_transfer_params": {"a": [1], "b": None}}) == {"a": [1], "b": None}
+
+
+def test_whole_numbers_are_integers_and_true_is_none() -> None:
+    """F91, F12: the router reads numbers as the servers behind it do."""
+    assert worth(prompt=LONG, max_tokens=20.0, n=1.0) and not worth(prompt=LONG, max_tokens=1.0)
+    assert not worth(prompt=LONG, max_tokens=2.5) and not worth(prompt=LONG, n=True)
+    assert only_prompt({"prompt": [1.0, 2]}) == [1, 2] and only_prompt({"prompt": [[3.0]]}) == [3]
+    assert only_prompt({"prompt": [1.5]}) is None

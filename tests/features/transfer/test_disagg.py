@@ -23,12 +23,12 @@ from octavo.features.transfer.handover import (
     LeaseEvent,
     LeaseNews,
     PullJob,
-    check_params,
     good_tokens,
     prompt_digest,
     read_hint,
 )
 from octavo.features.transfer.plan import JobReport
+from octavo.features.transfer.wishes import check_params
 from octavo.scheduler.seams import Match
 
 LEASE_S = 30.0
@@ -142,10 +142,10 @@ def test_a_hint_says_what_is_wrong_with_it():
 )
 def test_what_a_server_cannot_do_is_refused_before_anything_runs(params, role, answers, error):
     with pytest.raises(ClientError, match=error) as caught:
-        check_params(params, role, answers)
-    assert caught.value.param == "kv_transfer_params"
-    check_params({"do_remote_decode": True}, "producer", 1)
-    check_params({}, None, 5)
+        check_params(params, role=role, num_answers=answers)
+    assert caught.value.param.startswith("kv_transfer_params")
+    check_params({"do_remote_decode": True}, role="producer")
+    check_params({}, role=None, num_answers=5)
 
 
 def test_prompts_whose_kv_differs_have_other_digests():

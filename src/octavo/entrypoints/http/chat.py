@@ -34,6 +34,7 @@ from octavo.entrypoints.http.wire import (
     PromptScores,
     Usage,
 )
+from octavo.serving.intake import check_answers
 
 TOOLS_AS_TEXT = "tools reach the model, but this version returns its calls as text"
 _TOOL_CHOICES = ("none", "auto", "required")
@@ -54,6 +55,7 @@ class ChatRoute:
         if req.tools and req.tool_choice != "none":
             warnings.append(TOOLS_AS_TEXT)
         params = chat_params(req, door.front.info.default_sampling)
+        check_answers(1, params.n, door.front.info.max_waiting_requests)
 
         async def prepare() -> "ChatReply":
             (job,) = make_jobs(door, [await render_chat(door, req)], params, req)

@@ -27,6 +27,7 @@ from octavo.entrypoints.http.transfer import transfer_offer
 from octavo.entrypoints.http.wire import Completion, CompletionChoice, CompletionLogprobs, PromptScores, Usage
 from octavo.inputs.tokenizer import Tokenizer
 from octavo.outputs.detokenizer import Detokenizer
+from octavo.serving.intake import check_answers
 
 CONTEXT_TOKENS = 6  # prompt ids that let a decoder join prompt and answer well
 
@@ -43,7 +44,8 @@ class CompletionRoute:
         req, warnings = await door.read(CompletionRequest, request)
         model = door.model_name(req.model)
         params = completion_params(req, door.front.info.default_sampling)
-        prompts = split_prompts(req.prompt, max(1, door.front.info.max_waiting_requests // params.n))
+        prompts = split_prompts(req.prompt)
+        check_answers(len(prompts), params.n, door.front.info.max_waiting_requests)
 
         async def prepare() -> "CompletionReply":
             jobs = make_jobs(door, await render_prompts(door, prompts, req.add_special_tokens), params, req)

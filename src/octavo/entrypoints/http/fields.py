@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from octavo.base.errors import ClientError
+from octavo.base.numbers import same_json
 from octavo.entrypoints.http.body import json_kind
 from octavo.entrypoints.http.errors import not_available
 from octavo.entrypoints.http.schemas import NOT_SERVED
@@ -78,8 +79,9 @@ def _check_unknown(names: list[str], body: dict[str, Any], known: tuple[str, ...
     for name in names:
         value = body[name]
         if name in NOT_SERVED:
-            if value not in (None, False, "", [], {}, 1.0):
-                raise not_available(NOT_SERVED[name], param=name)
+            feature, harmless = NOT_SERVED[name]
+            if value is not None and not any(same_json(value, one) for one in harmless):
+                raise not_available(feature, param=name)
         elif close := _close_name(name, known):
             raise ClientError(
                 f"unknown field {_ascii(prefix + name)!r}; did you mean {prefix + close!r}?",

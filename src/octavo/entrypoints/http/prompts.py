@@ -5,16 +5,17 @@ a wrong number is named, never narrowed or rounded (API-05).
 Does not know: the vocabulary or the context length.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 from octavo.base.errors import ClientError
+from octavo.base.numbers import whole
 from octavo.entrypoints.http.body import json_kind
 
 Prompt = str | list[int]
 _SHAPE = "prompt must be a string, a list of strings, a list of token ids, or a list of such lists"
 
 
-def split_prompts(prompt: object, max_prompts: int) -> list[Prompt]:
+def split_prompts(prompt: object) -> list[Prompt]:
     """The prompts of one request; raises `ClientError`."""
     if isinstance(prompt, str):
         return [prompt]
@@ -24,14 +25,8 @@ def split_prompts(prompt: object, max_prompts: int) -> list[Prompt]:
         raise ClientError("prompt must not be empty", param="prompt")
     first = prompt[0]
     if isinstance(first, str | list):
-        if len(prompt) > max_prompts:
-            raise ClientError(
-                f"prompt holds {len(prompt)} prompts; this server takes at most {max_prompts} in one request",
-                param="prompt",
-            )
         return [_one(each, first, i) for i, each in enumerate(prompt)]
-    check_tokens(prompt, "prompt")
-    return [prompt]
+    return [token_ids(prompt, "prompt")]
 
 
 def _one(each: object, first: object, place: int) -> Prompt:
@@ -42,14 +37,17 @@ def _one(each: object, first: object, place: int) -> Prompt:
         return each
     if not isinstance(each, list):
         raise ClientError(f"{where} must be a list of token ids as prompt[0] is, got {json_kind(each)}", param=where)
-    check_tokens(each, where)
-    return each
+    return token_ids(each, where)
 
 
-def check_tokens(ids: Sequence[object], where: str) -> None:
-    """Raise `ClientError` unless every entry is an integer (true, 1.5 and "1" are not)."""
-    if set(map(type, ids)) <= {int}:
-        return
-    place, wrong = next((i, v) for i, v in enumerate(ids) if type(v) is not int)
-    shown = repr(wrong) if isinstance(wrong, float) else json_kind(wrong)
-    raise ClientError(f"{where}[{place}] must be a token id, got {shown}", param=where, code="invalid_type")
+def token_ids(given: list[Any], where: str) -> list[int]:
+    """The ids as integers; raises `ClientError` for an entry that is none (2.0 is one; true, 1.5 and "1" are not)."""
+    if set(map(type, given)) <= {int}:
+        return given
+    ids = []
+    for place, each in enumerate(given):
+        if (number := whole(each)) is None:
+            shown = repr(each) if isinstance(each, float) else json_kind(each)
+            raise ClientError(f"{where}[{place}] must be a token id, got {shown}", param=where, code="invalid_type")
+        ids.append(number)
+    return ids

@@ -23,6 +23,7 @@ from octavo.entrypoints.http.sampling import chat_params, completion_params
 from octavo.entrypoints.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from octavo.entrypoints.http.wire import json_response
 from octavo.inputs.renderer import EngineInput, check_token_ids
+from octavo.serving.intake import check_answers
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True):
@@ -104,6 +105,7 @@ class RenderRoutes:
         req, warnings = await door.read(ChatRequest, request)
         model = door.model_name(req.model)
         params = chat_params(req, door.front.info.default_sampling)
+        check_answers(1, params.n, door.front.info.max_waiting_requests)
         return self._rendered(model, [await render_chat(door, req)], params, req, warnings)
 
     async def completion(self, request: Request) -> Response:
@@ -112,7 +114,8 @@ class RenderRoutes:
         req, warnings = await door.read(CompletionRequest, request)
         model = door.model_name(req.model)
         params = completion_params(req, door.front.info.default_sampling)
-        prompts = split_prompts(req.prompt, max(1, door.front.info.max_waiting_requests // params.n))
+        prompts = split_prompts(req.prompt)
+        check_answers(len(prompts), params.n, door.front.info.max_waiting_requests)
         inputs = await render_prompts(door, prompts, req.add_special_tokens)
         return self._rendered(model, inputs, params, req, warnings)
 

@@ -56,11 +56,7 @@ def chat_params(req: ChatRequest, defaults: Mapping[str, Any]) -> SamplingParams
         "max_tokens": req.max_tokens,
     }
     if req.max_completion_tokens is not None:
-        if req.max_tokens is not None and req.max_tokens != req.max_completion_tokens:
-            raise ClientError(
-                "max_tokens and max_completion_tokens differ; send max_completion_tokens only", param="max_tokens"
-            )
-        values["max_tokens"] = req.max_completion_tokens
+        values["max_tokens"] = req.max_completion_tokens  # the newer name wins
     elif req.max_tokens is None:
         values["max_tokens"] = defaults.get("max_tokens")
     top = _not_negative("top_logprobs", req.top_logprobs)

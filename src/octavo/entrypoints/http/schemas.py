@@ -5,15 +5,31 @@ vocabulary and length to `inputs.limits`, the meaning of messages to `inputs.cha
 Does not know: what is done with a field.
 """
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from octavo.base.numbers import whole
 
 STRICT: Final = ConfigDict(strict=True, extra="allow", protected_namespaces=(), hide_input_in_errors=True)
 PRIORITY_LIMIT: Final = 2**31 - 1
 
-Tokens = list[int]
-Count = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+
+def _as_whole(value: Any) -> Any:
+    """Whole floats as integers; everything else as it is, for the type check to refuse."""
+    return whole(value) if isinstance(value, float) and abs(value) <= _LARGEST and value.is_integer() else value
+
+
+def _as_wholes(values: Any) -> Any:
+    if isinstance(values, list) and float in set(map(type, values)):
+        return [_as_whole(value) for value in values]
+    return values
+
+
+_LARGEST: Final = 2.0**63
+Integer = Annotated[int, BeforeValidator(_as_whole)]
+Tokens = Annotated[list[int], BeforeValidator(_as_wholes)]
+Count = Annotated[Integer, Field(ge=-(2**63), le=2**63 - 1)]
 
 
 class StreamOptions(BaseModel):
@@ -54,7 +70,7 @@ class GenerateRequest(BaseModel):
     allowed_token_ids: Tokens | None = None
     logit_bias: dict[str, float] | None = Field(None, description="Token id to bias in -100..100.")
     prompt_logprobs: Count | None = Field(None, description="Scores of the prompt's tokens, this many beside each.")
-    priority: int | None = Field(None, ge=-PRIORITY_LIMIT, le=PRIORITY_LIMIT, description="Lower is more urgent.")
+    priority: Integer | None = Field(None, ge=-PRIORITY_LIMIT, le=PRIORITY_LIMIT, description="Lower is more urgent.")
     cache_salt: str | None = Field(None, min_length=1, max_length=1024, description="Prefixes are shared only within one salt.")  # fmt: skip
     request_id: str | None = Field(None, max_length=256, description="The client's own name of the request, for logs.")
     add_special_tokens: bool | None = None
@@ -130,31 +146,39 @@ class DetokenizeRequest(BaseModel):
     skip_special_tokens: bool | None = None
 
 
+class NotServed(NamedTuple):
+    """What a known field would ask for, and the values (beside null) that ask for nothing: what is done anyway."""
+
+    feature: str
+    harmless: tuple[Any, ...] = ()
+
+
 # Fields that other servers or OpenAI's newer interfaces have and this version does not serve: refused by
-# name instead of being dropped in silence (INP-20). Empty values are as good as absent.
-NOT_SERVED: Final[dict[str, str]] = {
-    "suffix": "inserting before a suffix",
-    "use_beam_search": "beam search",
-    "length_penalty": "beam search",
-    "early_stopping": "beam search",
-    "guided_json": "structured output",
-    "guided_regex": "structured output",
-    "guided_choice": "structured output",
-    "guided_grammar": "structured output",
-    "guided_decoding_backend": "structured output",
-    "structured_outputs": "structured output",
-    "structural_tag": "structured output",
-    "grammar": "structured output",
-    "json_schema": "structured output",
-    "regex": "structured output",
-    "logits_processors": "a custom logits processor",
-    "prompt_embeds": "a prompt of embeddings",
-    "truncate_prompt_tokens": "cutting the prompt",
-    "thinking_token_budget": "a thinking budget",
-    "functions": "calling functions (deprecated by OpenAI)",
-    "function_call": "calling functions (deprecated by OpenAI)",
-    "audio": "audio output",
-    "prediction": "a predicted output",
-    "web_search_options": "web search",
-    "mm_processor_kwargs": "media input",
+# name instead of being dropped in silence (INP-20), unless the value is what the server does anyway.
+_FUNCTIONS: Final = "calling functions (deprecated by OpenAI)"
+NOT_SERVED: Final[dict[str, NotServed]] = {
+    "suffix": NotServed("inserting before a suffix", ("",)),
+    "use_beam_search": NotServed("beam search", (False,)),
+    "length_penalty": NotServed("beam search", (1.0,)),
+    "early_stopping": NotServed("beam search", (False,)),
+    "guided_json": NotServed("structured output"),
+    "guided_regex": NotServed("structured output"),
+    "guided_choice": NotServed("structured output"),
+    "guided_grammar": NotServed("structured output"),
+    "guided_decoding_backend": NotServed("structured output"),
+    "structured_outputs": NotServed("structured output", ({},)),
+    "structural_tag": NotServed("structured output"),
+    "grammar": NotServed("structured output", ("",)),
+    "json_schema": NotServed("structured output"),
+    "regex": NotServed("structured output"),
+    "logits_processors": NotServed("a custom logits processor", ([],)),
+    "prompt_embeds": NotServed("a prompt of embeddings", ([],)),
+    "truncate_prompt_tokens": NotServed("cutting the prompt"),
+    "thinking_token_budget": NotServed("a thinking budget"),
+    "functions": NotServed(_FUNCTIONS, ([],)),
+    "function_call": NotServed(_FUNCTIONS, ("none", "auto")),
+    "audio": NotServed("audio output"),
+    "prediction": NotServed("a predicted output"),
+    "web_search_options": NotServed("web search"),
+    "mm_processor_kwargs": NotServed("media input", ({},)),
 }

@@ -16,20 +16,24 @@ from octavo.plugins.registry import load_feature
 from octavo.serving.info import EngineInfo
 
 FIELD: Final = "kv_transfer_params"
-CHECK: Final = "octavo.features.transfer.handover:check_params"  # by name: the server works without it
+CHECK: Final = "octavo.features.transfer.wishes:check_params"  # by name: the server works without it
 
 
 def transfer_hint(req: GenerateRequest, info: EngineInfo, num_answers: int) -> TransferHint | None:
     """What the engine gets. Raises `ClientError`."""
-    params = req.kv_transfer_params
+    params = {name: value for name, value in (req.kv_transfer_params or {}).items() if value is not None}
     if not params:
         return None
     if not info.moves_kv:
+        if all(value is False for value in params.values()):  # nothing is asked for
+            return None
         raise ClientError(
             f"{FIELD}: this server moves no KV; start it with --kv-role, --kv-tier or --kv-connector", param=FIELD
         )
-    load_feature(CHECK, FIELD)(params, info.kv_role, num_answers)
-    return TransferHint(dict(params))
+    load_feature(CHECK, FIELD)(
+        params, role=info.kv_role, tiers=info.kv_tiers, has_connector=info.has_kv_connector, num_answers=num_answers
+    )
+    return TransferHint(params)
 
 
 def transfer_offer(outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:

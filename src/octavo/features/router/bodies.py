@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from octavo.base.numbers import same_json, whole
+
 PARAMS = "kv_transfer_params"
 BYTES_PER_TOKEN = 4  # of text, roughly, in most languages and tokenizers
 TOKENS_PER_MESSAGE = 4
@@ -29,8 +31,11 @@ def only_prompt(body: Body) -> str | list[int] | None:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, list) and prompt:
-        if all(type(token) is int for token in prompt):
+        if (kinds := set(map(type, prompt))) <= {int}:
             return prompt
+        if kinds <= {int, float}:
+            ids = [token for token in map(whole, prompt) if token is not None]
+            return ids if len(ids) == len(prompt) else None
         if len(prompt) == 1:
             return only_prompt({"prompt": prompt[0]})
     return None
@@ -61,15 +66,17 @@ def _content_tokens(content: object) -> int:
 
 def worth_handing_over(body: Body, kind: Kind, min_tokens: int) -> bool:
     """True for a request whose prompt one server may compute and whose answer another may make."""
-    one_answer = all(body.get(name) in (None, 1) for name in ("n", "best_of"))
+    one_answer = all(body.get(name) is None or same_json(body[name], 1) for name in ("n", "best_of"))
     unscored = not body.get("echo") and body.get("prompt_logprobs") is None
     if not one_answer or not unscored or body.get(PARAMS) is not None:
         return False
     if kind is Kind.COMPLETION and only_prompt(body) is None:
         return False
     for name in ("max_tokens", "max_completion_tokens"):
-        limit = body.get(name)
-        if limit is not None and (type(limit) is not int or limit <= 1):
+        if body.get(name) is None:
+            continue
+        limit = whole(body[name])
+        if limit is None or limit <= 1:
             return False
     return estimated_tokens(body, kind) >= min_tokens
 

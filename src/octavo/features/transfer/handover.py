@@ -59,23 +59,6 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_tokens == len(req.prompt_token_ids) and self.lease.endswith(prompt_digest(req))
 
 
-def check_params(params: Mapping[str, Any], role: str | None, num_answers: int) -> None:
-    """Whether an engine of this role can do what a request's parameters ask. Raises `ClientError`."""
-    side = None if role is None else Role(role)
-    for name, able, other in (
-        (ASK, side is not None and side.produces, Role.PRODUCER),
-        (TAKE, side is not None and side.consumes, Role.CONSUMER),
-    ):
-        if not params.get(name):
-            continue
-        if not able:
-            said = "without --kv-role" if role is None else f"with --kv-role {role}"
-            raise ClientError(f"{FIELD}.{name}: this server was started {said}; it takes {other} or both", param=FIELD)
-        if num_answers != 1:
-            raise ClientError(f"{FIELD}.{name} is for one prompt with one answer", param=FIELD)
-    read_hint(params)
-
-
 def read_hint(data: Mapping[str, Any]) -> Hint | None:
     """The hint in a request's parameters; None when they hold none. Raises `ClientError` for one that makes no sense."""
     if not data.get(TAKE):

@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import TYPE_CHECKING, Any, Final
 
-from octavo.base.errors import ClientError
 from octavo.base.kvspec import KVLayout
-from octavo.base.requests import TransferHint
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.base.types import RequestState
-from octavo.features.transfer.address import CHUNK, REQUEST, chunk_bytes, num_rows, parse_tiers, row_bytes
+from octavo.features.transfer.address import REQUEST, chunk_bytes, num_rows, parse_tiers, row_bytes
 from octavo.features.transfer.control.evict import make_policy
 from octavo.features.transfer.control.figures import labelled
 from octavo.features.transfer.control.primary import Chunk, PrimaryTier
@@ -26,6 +24,7 @@ from octavo.features.transfer.control.speed import Speed
 from octavo.features.transfer.control.tier_books import TierFacts
 from octavo.features.transfer.control.tiers import Found, TierStack
 from octavo.features.transfer.plan import Copy, Speeds, TransferPlan, TransferReport
+from octavo.features.transfer.wishes import tier_wishes
 from octavo.kvcache.hashing import BlockHash, group_key
 from octavo.kvcache.policies import NULL_BLOCK
 from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, Readiness, Retry
@@ -111,23 +110,11 @@ class Offload:
     # ---- a request's life ---------------------------------------------------------------------
 
     def on_arrival(self, req: "Request") -> RequestState:
-        only, wants_all = self._wishes(req.source.transfer)
+        hint = req.source.transfer
+        only, wants_all = tier_wishes({} if hint is None else hint.data, self.stack.names)
         self._rows[req.request_id] = _Row([[] for _ in self._sizes])
         self.stack.open(req.request_id, wants_all=wants_all, only=only)
         return RequestState.WAITING
-
-    def _wishes(self, hint: TransferHint | None) -> tuple[tuple[str, ...] | None, bool]:
-        """The tiers that a request may use, and whether all of it goes to them. Raises `ClientError`."""
-        data = {} if hint is None else hint.data
-        tiers, policy = data.get("tiers"), data.get("tier_policy", CHUNK)
-        known = ", ".join(sorted(self.stack.names))
-        if tiers is not None and not (isinstance(tiers, list | tuple) and all(isinstance(t, str) for t in tiers)):
-            raise ClientError(f"kv_transfer_params.tiers must be a list of tiers; there are {known}")
-        if unknown := sorted(set(tiers or ()) - self.stack.names):
-            raise ClientError(f"kv_transfer_params.tiers: there is no tier {unknown[0]!r} here; there are {known}")
-        if policy not in (CHUNK, REQUEST):
-            raise ClientError(f"kv_transfer_params.tier_policy must be {CHUNK} or {REQUEST}, got {policy!r}")
-        return None if tiers is None else tuple(tiers), policy == REQUEST
 
     def match(self, req: "Request", local_tokens: int) -> "Match | Retry":
         row = self._rows[req.request_id]
