@@ -11,6 +11,10 @@ namespace nb = nanobind;
 using namespace octavo;
 
 NB_MODULE(_native, m) {
+  // They are for those who write bindings. A process forked from one with an engine ends with objects that threads held
+  // which it does not have, and its user can do nothing about them.
+  nb::set_leak_warnings(false);
+
   m.def("levels", [] {
     std::vector<std::string> names;
     for (int i = 0; i < num_levels(); ++i) names.push_back(level(i).name);

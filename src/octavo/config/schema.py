@@ -185,7 +185,10 @@ class DeviceConfig:
         "What computes on a CPU: auto takes the best instructions there are, reference PyTorch's own operators; a level of instructions is for comparing.",
         choices=("auto", "reference", "scalar", "avx2", "avx512", "avx512_bf16", "amx"),
     )
-    multiprocessing: bool = option(True, "Run the engine core in a process of its own (--no-multiprocessing to debug).")
+    multiprocessing: bool = option(
+        True,
+        "Run the engine core in a process of its own (--no-multiprocessing to debug); the Python class does so only when asked.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

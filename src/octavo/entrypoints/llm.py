@@ -9,10 +9,10 @@ Does not know: how prompts become tokens, or how the engine computes.
             print(output.outputs[0].text)
 """
 
-import contextlib
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -58,8 +58,9 @@ class LLM:
     keywords by the names of the options reference (`max_model_len=4096`, `max_num_seqs=16`, ...); a misspelled
     one is an error that names the nearest.
 
-    Safe to use from several threads. Use it as a context manager, or call `close()`. A process forked from this one
-    has no engine (threads do not come along) and is told so; it leaves this one's engine alone.
+    Safe to use from several threads. It closes by itself when it is dropped and when the program ends; to free its
+    memory before, use it as a context manager or call `close()`. A process forked from this one has no engine
+    (threads do not come along) and is told so; it leaves this one's engine alone.
 
     Owns: its engine.
     """
@@ -71,11 +72,13 @@ class LLM:
         opener: Callable[[Mapping[str, Any]], Offline] = open_offline,
         **options: Any,
     ) -> None:
-        self._front: Offline | None = None  # first, so that a failed start leaves something to close
         self._process = os.getpid()
         if model is not None:
             options["model"] = str(model)
-        self._front = opener(options)
+        self._front: Offline | None = opener(options)
+        # Runs when this object is dropped, and at the latest at the interpreter's end, while threads and modules are
+        # still whole: a destructor would come too late then.
+        self._end = weakref.finalize(self, _end, self._front, self._process)
 
     def generate(
         self,
@@ -151,7 +154,7 @@ class LLM:
     def close(self) -> None:
         """Stop the engine and free its memory; may be called twice."""
         front, self._front = self._front, None
-        if front is not None and os.getpid() == self._process:
+        if front is not None and self._end.detach() and os.getpid() == self._process:
             front.close()
 
     def __enter__(self) -> "LLM":
@@ -159,11 +162,6 @@ class LLM:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        # At interpreter exit, or after a failed start, parts of what close() needs may be missing.
-        with contextlib.suppress(Exception):
-            self.close()
 
     def _open_front(self, method: str) -> Offline:
         front = self._front
@@ -266,3 +264,10 @@ def _numbered(index: int, total: int, render: Callable[[Offline, Any], T], front
         return render(front, item)
     except ClientError as error:
         raise placed(error, index, total) from None
+
+
+def _end(front: Offline, process: int) -> None:
+    """Close an engine that nobody will use again, in the process that made it: a forked one has none of its threads."""
+    if os.getpid() == process:
+        front.engine.forget_calls()
+        front.close()

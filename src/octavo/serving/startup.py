@@ -189,11 +189,16 @@ def _limits(prepared: Prepared, report: StartupReport) -> Limits:
 
 
 def open_offline(options: Mapping[str, Any], progress: Progress | None = None, env: Env | None = None) -> OfflineFront:
-    """An engine for Python, in this process. `options` are keywords by the schema's names."""
+    """An engine for Python, in this process unless `multiprocessing` was asked for.
+
+    `options` are keywords by the schema's names.
+    """
     env = env or read_env()
     progress = progress or _quiet
-    prepared = prepare(given_from_keywords(options, ENGINE_SECTIONS, env), env, progress)
-    client, report = start_client(prepared, progress, env=env)
+    given = given_from_keywords(options, ENGINE_SECTIONS, env)
+    with process_ahead(given.values.get("multiprocessing", False)) as process:
+        prepared = prepare(given, env, progress)
+        client, report = start_client(prepared, progress, env=env, process=process)
     info = _info(prepared, report, UsageContext.LLM_CLASS)
     limits = _limits(prepared, report)
     return OfflineFront(

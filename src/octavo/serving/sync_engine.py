@@ -97,6 +97,10 @@ class SyncEngine:
         """False once the engine is gone or closed."""
         return self._death is None and self._client.alive()
 
+    def forget_calls(self) -> None:
+        """Leave calls under way unanswered: the program ends, and a thread that woke now would only print an error."""
+        self._routes.clear()
+
     def close(self) -> None:
         """Stop the engine; calls under way raise `EngineDead`. May be called twice."""
         self._on_death(EngineDead("the engine was closed"))
