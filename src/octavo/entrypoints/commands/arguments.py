@@ -49,8 +49,11 @@ class Command:
 def _sampling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Answer")
     group.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest answer (default: 512)")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy; the model's default when not given")
-    group.add_argument("--top-p", type=float, metavar="P", help="nucleus; the model's default when not given")
+    group.add_argument(
+        "--temperature", type=float, metavar="T", help="0 is greedy; what suits the model when not given"
+    )
+    group.add_argument("--top-p", type=float, metavar="P", help="nucleus; what suits the model when not given")
+    group.add_argument("--verbose", "-v", action="store_true", help="show what happens while the model is loaded")
 
 
 def _chat(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,8 @@
 """`octavo chat`: a conversation in the terminal, streamed as it is made.
 
-Promises: Ctrl-C ends the answer under way and keeps what was said; Ctrl-C at the prompt, Ctrl-D or /quit leaves;
-/reset forgets. A message that cannot be answered is said to be so, and the conversation goes on without it.
+Promises: Ctrl-C ends the answer under way and keeps what was said; Ctrl-C at the prompt, Ctrl-D or /bye leaves; /help
+lists what else there is. A message that cannot be answered is said to be so, and the conversation goes on without it.
+Where lines are piped in, each is a message, and nothing is printed but what is said.
 Does not know: HTTP, or where the engine runs.
 """
 
@@ -9,88 +10,98 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from octavo.base.errors import ClientError
 from octavo.base.params import SamplingParams
 from octavo.base.types import OutputKind, UsageContext
 from octavo.entrypoints.commands.arguments import Call
-from octavo.entrypoints.commands.console import progress
+from octavo.entrypoints.commands.chat_session import Message, Session, described
+from octavo.entrypoints.commands.console import quiet_progress
+from octavo.entrypoints.commands.line_reader import Reader, open_reader, read_entry
 from octavo.serving.front import Front
 from octavo.serving.startup import open_online
 
-with contextlib.suppress(ImportError):
-    import readline  # noqa: F401  gives `input` line editing and a history
-
 Write = Callable[[str], None]
+# Where a model's author says nothing of sampling. Neutral sampling takes a token of the long tail every few dozen, which
+# a small or a quantized model does not recover from; these keep variety and cut that tail.
+CAREFUL: Final = {"temperature": 0.7, "top_p": 0.95}
+SAID: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # at the start
+_CHOOSING: Final = frozenset({"temperature", "top_p", "top_k", "min_p"})
 
 
 def run(call: Call) -> int:
     """Talk until the user leaves, or answer one message."""
     args = call.arguments
-    online = open_online(call.given, progress(), call.env, usage=UsageContext.COMMAND_LINE)
+    with quiet_progress(verbose=args.verbose) as show:
+        online = open_online(call.given, show, call.env, usage=UsageContext.COMMAND_LINE)
     try:
         with asyncio.Runner() as runner:
-            return _talk(runner, online.front, args.message, args.system, sampling(args, online.front))
+            return _talk(runner, online.front, args.message, args.system, args)
     finally:
         online.close()
 
 
-def sampling(args: Any, front: Front) -> SamplingParams:
-    """The model's defaults under what the command line says."""
-    chosen = {"temperature": args.temperature, "top_p": args.top_p}
-    values = {**front.info.default_sampling, **{k: v for k, v in chosen.items() if v is not None}}
+def sampling(args: Any, front: Front) -> tuple[SamplingParams, str]:
+    """What answers are sampled with, and whose choice it is: what the command line says over the model's defaults."""
+    author = dict(front.info.default_sampling)
+    given = {k: v for k, v in (("temperature", args.temperature), ("top_p", args.top_p)) if v is not None}
+    careful = not _CHOOSING & author.keys()
+    values = {**(CAREFUL if careful else {}), **author, **given}
     values["max_tokens"] = min(args.max_tokens, front.info.max_model_len - 1)
-    return SamplingParams(**values, output_kind=OutputKind.DELTA)
+    whose = "careful defaults, the model names none" if careful else "its author's"
+    return SamplingParams(**values, output_kind=OutputKind.DELTA), "as you said" if given else whose
 
 
-def _talk(runner: asyncio.Runner, front: Front, message: str | None, system: str | None, params: SamplingParams) -> int:
+def _talk(runner: asyncio.Runner, front: Front, message: str | None, system: str | None, args: Any) -> int:
+    params, whose = sampling(args, front)
+    session = Session(params, system)
     runner.run(front.engine.start())
-    start: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     try:
         if message is not None:
-            runner.run(_answer(front, [*start, {"role": "user", "content": message}], params, _write))
-        else:
-            _converse(runner, front, start, params)
+            runner.run(_answer(front, session.asked(message), params, _write))
+            return 0
+        with contextlib.suppress(KeyboardInterrupt):  # whenever it comes but in an answer: the user leaves
+            reader = open_reader(sys.stdin, sys.stdout)
+            if reader.terminal:
+                _write(
+                    f"{front.info.served_names[0]} with {described(params, SAID)} ({whose}). /help lists commands.\n"
+                )
+            _converse(runner, front, session, reader)
         return 0
     finally:
         runner.run(front.engine.stop())
 
 
-def _converse(runner: asyncio.Runner, front: Front, start: list[dict[str, Any]], params: SamplingParams) -> None:
+def _converse(runner: asyncio.Runner, front: Front, session: Session, reader: Reader) -> None:
     """Questions are read outside the event loop, which runs for one answer at a time: each Ctrl-C ends one thing."""
-    _write(f"Talking to {front.info.model}. /reset forgets, /quit or Ctrl-D leaves, Ctrl-C ends an answer.\n")
-    messages = list(start)
-    while True:
+    while not session.left:
         try:
-            text = input("> ").strip()
-        except (EOFError, KeyboardInterrupt):
-            _write("\n")
+            text = read_entry(reader)
+        except EOFError:
             return
-        if text in ("/quit", "/exit"):
-            return
-        if text == "/reset":
-            messages = list(start)
+        if text.startswith("/"):
+            _write(session.command(text.strip()))
             continue
-        if not text:
+        if not (text := text.strip()):
             continue
-        question = {"role": "user", "content": text}
         try:
-            answer = runner.run(_answer(front, [*messages, question], params, _write))
+            answer = runner.run(_answer(front, session.asked(text), session.params, _write))
         except ClientError as error:
-            sys.stderr.write(f"octavo: {error}; /reset forgets what was said before\n")
+            sys.stderr.write(f"octavo: {error}; /clear forgets what was said before\n")
             continue
-        messages += [question, {"role": "assistant", "content": answer}]
+        session.said(text, answer)
 
 
-async def _answer(front: Front, messages: list[dict[str, Any]], params: SamplingParams, write: Write) -> str:
+async def _answer(front: Front, messages: list[Message], params: SamplingParams, write: Write) -> str:
     """Stream one answer; an interrupt keeps what has come so far."""
     pieces: list[str] = []
     with contextlib.suppress(asyncio.CancelledError):
         prompt = await front.renderer.achat(messages)
         room = front.info.max_model_len - len(prompt.prompt_token_ids)
         if params.max_tokens is not None and room > 0:
-            params = params.replace(max_tokens=min(params.max_tokens, room))
+            most = min(params.max_tokens, room)
+            params = params.replace(max_tokens=most, min_tokens=min(params.min_tokens, most))
         stream = front.engine.generate(prompt, params)
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:

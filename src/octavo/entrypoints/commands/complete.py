@@ -12,7 +12,7 @@ from octavo.base.params import SamplingParams
 from octavo.base.types import UsageContext
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.chat import sampling
-from octavo.entrypoints.commands.console import progress
+from octavo.entrypoints.commands.console import quiet_progress
 from octavo.serving.front import Front
 from octavo.serving.startup import open_online
 
@@ -20,9 +20,10 @@ from octavo.serving.startup import open_online
 def run(call: Call) -> int:
     """Print the continuation as it is made."""
     prompt = sys.stdin.read() if call.arguments.prompt == "-" else call.arguments.prompt
-    online = open_online(call.given, progress(), call.env, usage=UsageContext.COMMAND_LINE)
+    with quiet_progress(verbose=call.arguments.verbose) as show:
+        online = open_online(call.given, show, call.env, usage=UsageContext.COMMAND_LINE)
     try:
-        asyncio.run(_complete(online.front, prompt, sampling(call.arguments, online.front)))
+        asyncio.run(_complete(online.front, prompt, sampling(call.arguments, online.front)[0]))
         return 0
     finally:
         online.close()

@@ -1,14 +1,21 @@
 """What commands print while an engine starts.
 
-Promises: progress goes to standard error, one line a stage; the summary says where, what, and how much fits.
+Promises: progress goes to standard error, one line a stage; a command that somebody waits to talk to shows the stage
+it is at on one line and wipes it, and keeps warnings; the summary says where, what, and how much fits.
 Does not know: which command runs.
 """
 
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
 from octavo.engine.startup import StartupReport
+
+KEPT: Final = ("warning: ", "fetching ")  # how lines begin that a quiet start shows, too
+_WIPE: Final = "\r\x1b[K"
 
 
 def progress(clock: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
@@ -20,6 +27,29 @@ def progress(clock: Callable[[], float] = time.monotonic) -> Callable[[str], Non
         sys.stderr.flush()
 
     return show
+
+
+@contextmanager
+def quiet_progress(*, verbose: bool) -> Iterator[Callable[[str], None]]:
+    """A progress callback for a start whose lines nobody wants to read afterwards; `verbose` shows them all."""
+    if verbose:
+        yield progress()
+        return
+    wipe = _WIPE if sys.stderr.isatty() else ""
+    width = shutil.get_terminal_size().columns - 1
+
+    def show(line: str) -> None:
+        if line.startswith(KEPT):
+            sys.stderr.write(f"{wipe}octavo: {line}\n")
+        elif wipe:
+            sys.stderr.write(wipe + f"octavo: {line}"[:width])
+        sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        sys.stderr.write(wipe)
+        sys.stderr.flush()
 
 
 def summary(report: StartupReport) -> list[str]:
