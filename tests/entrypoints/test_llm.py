@@ -1,6 +1,7 @@
 """`LLM`: one result for each prompt, in order, for any mix (INP-4, OFL-01)."""
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -221,3 +222,11 @@ def test_a_failed_start_can_be_dropped() -> None:
 def test_progress_is_silent_without_a_terminal(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm.generate("x", SHORT, use_tqdm=True)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_priority_that_changes_nothing_is_said(heeds: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """F21."""
+    with opened(heeds_priority=heeds)[0] as llm, caplog.at_level(logging.WARNING):
+        llm.generate(["a", "b"], SamplingParams(max_tokens=1), priority=5, use_tqdm=False)
+    assert caplog.text.count("priority 5 changes nothing") == (not heeds)

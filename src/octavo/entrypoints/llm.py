@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from octavo.base.errors import ClientError, EngineDead
 from octavo.base.outputs import RequestOutput, StatsSnapshot
 from octavo.base.params import SamplingParams
+from octavo.observe.log import get_logger
 from octavo.serving.info import EngineInfo
-from octavo.serving.intake import placed
+from octavo.serving.intake import placed, priority_warning
 from octavo.serving.progress import open_progress
 from octavo.serving.startup import open_offline
 from octavo.serving.sync_engine import SyncEngine
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from octavo.inputs.limits import Limits
     from octavo.inputs.renderer import EngineInput, Renderer
     from octavo.inputs.tokenizer import Tokenizer
+
+logger = get_logger(__name__)
 
 Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -198,6 +201,9 @@ class LLM:
         self, front: Offline, inputs: "list[EngineInput]", params: Params, use_tqdm: bool, priority: int
     ) -> list[RequestOutput]:
         each = self._params(front, params, inputs)
+        told = [warning for one in inputs for warning in one.warnings]
+        for warning in dict.fromkeys([*told, *filter(None, [priority_warning(priority, front.info)])]):
+            logger.warning("%s", warning)
         progress = open_progress(len(inputs), sys.stderr, time.monotonic) if use_tqdm else None
         return front.engine.generate(list(zip(inputs, each, strict=True)), progress=progress, priority=priority)
 

@@ -35,10 +35,14 @@ Ints = npt.NDArray[np.integer[Any]]
 
 
 class EngineInput(msgspec.Struct, frozen=True):
-    """One prompt ready for the engine; `prompt` is its text where there was one."""
+    """One prompt ready for the engine; `prompt` is its text where there was one.
+
+    `warnings` are sentences for whoever sent it: what could not be made as it was meant.
+    """
 
     prompt_token_ids: tuple[int, ...]
     prompt: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class Renderer:

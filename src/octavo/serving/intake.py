@@ -139,6 +139,16 @@ def check_answers(num_prompts: int, n: int, most: int) -> None:
     raise ClientError(f"prompt holds {num_prompts} prompts{each}, but {limit}; send fewer at once", param="prompt")
 
 
+def priority_warning(priority: int, info: EngineInfo) -> str | None:
+    """What to say of a priority that changes nothing, since requests are served in the order they came."""
+    if not priority or info.heeds_priority:
+        return None
+    return (
+        f"priority {priority} changes nothing: requests are served first come, first served here "
+        f"(--scheduling-policy priority)"
+    )
+
+
 def placed(error: ClientError, place: int, num_prompts: int) -> ClientError:
     """The same error; where several prompts were given its message says which of them was refused."""
     if num_prompts == 1:

@@ -1,5 +1,6 @@
 """`/v1/chat/completions` over a real socket: shapes, templates, what is refused and how."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.entrypoints.http.toy_server import MODEL, Served, toy_server
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+STRICT = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
 
 
 def prompt_of(served: Served) -> str:
@@ -155,7 +157,12 @@ def test_a_broken_template_is_named_without_its_stack() -> None:
         ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"parallel_tool_calls": False, "tools": [TOOL]}, "parallel_tool_calls"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]},
+            "tool_choice.function.name",
+        ),
+        ({"tool_choice": {"name": "f"}, "tools": [TOOL]}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}, "response_format"),
         ({"response_format": {}}, "response_format.type"),
@@ -174,6 +181,62 @@ def test_what_is_not_served_is_refused_by_name(served: Served, body: dict, param
     if param in ("response_format", "functions", "guided_json", "modalities"):
         assert "not available in this version" in error["message"]
     assert len(served.engine.seen) == before
+
+
+NO_PRIORITY = {"heeds_priority": False}
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({"priority": 5}, "priority 5 changes nothing"),  # F21
+        ({"store": True}, "store true"),
+        ({"service_tier": "flex"}, 'service_tier "flex"'),
+        ({"prompt_cache_retention": "24h"}, 'prompt_cache_retention "24h"'),
+        ({"verbosity": "low"}, 'verbosity "low"'),
+        ({"skip_special_tokens": False, "spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
+        ({"tools": [TOOL]}, "calls as text"),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls false is not enforced"),  # F90
+        ({"tools": [STRICT]}, "tools[0].function.strict is not enforced"),  # F95
+        ({"zorp": 1}, "unknown field zorp"),
+    ],
+)
+def test_what_changes_nothing_is_said(body: dict, word: str, caplog: pytest.LogCaptureFixture) -> None:
+    """F70, with F21, F90 and F95: in the header, in the body, in a stream's first chunk, and in the log with the id."""
+    with toy_server(facts=NO_PRIORITY) as served, caplog.at_level(logging.WARNING):
+        body = body | {"max_tokens": 2, "request_id": "mine-7"}
+        plain = served.chat(**body)
+        assert word in plain.headers[WARNING_HEADER] and any(word in w for w in plain.json()["warnings"])
+        assert len(caplog.records) == 1 and "mine-7" in caplog.text and word in caplog.text
+        stream = chat_stream(served.chat(**body, stream=True))
+        assert stream.chunks[0]["warnings"] == plain.json()["warnings"]
+        assert not any("warnings" in chunk for chunk in stream.chunks[1:])
+        rendered = served.http.post("/v1/chat/completions/render", json=body | {"messages": [USER]})
+        assert rendered.json()["warnings"] == plain.json()["warnings"]
+
+
+def test_what_is_done_anyway_is_not_warned_about() -> None:
+    """F90, F70: without a warning there is no field for it."""
+    with toy_server(facts=NO_PRIORITY) as served:
+        body = {"priority": 0, "store": False, "service_tier": "default", "verbosity": "medium", "max_tokens": 1, "parallel_tool_calls": False, "tool_choice": "auto", "spaces_between_special_tokens": True}  # fmt: skip
+        answer = served.chat(**body)
+        assert answer.status_code == 200 and WARNING_HEADER not in answer.headers and "warnings" not in answer.json()
+    with toy_server(facts={"heeds_priority": True}) as served:
+        assert "warnings" not in served.chat(priority=5, max_tokens=1).json()
+        assert served.engine.seen[-1].priority == 5
+
+
+def test_the_official_client_reads_answers_with_warnings(served: Served) -> None:
+    """F70, F90: as llama-index sends tool calls."""
+    ask = {"model": MODEL, "messages": [USER], "tools": [STRICT], "parallel_tool_calls": False}
+    with OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as client:
+        plain = client.chat.completions.create(**ask)
+        assert len(plain.warnings) == 3 and plain.choices[0].message.content
+        with client.chat.completions.create(**ask, stream=True) as stream:
+            chunks = list(stream)
+        assert chunks[0].warnings == plain.warnings
+        text = client.completions.create(model=MODEL, prompt="a", extra_body={"zorp": 1})
+        assert text.warnings == ["unknown field zorp is ignored"]
 
 
 def test_a_misplaced_schema_hears_where_it_belongs(served: Served) -> None:

@@ -11,11 +11,10 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.base.errors import ClientError
 from octavo.base.outputs import CompletionOutput, RequestOutput
+from octavo.entrypoints.http.checks import check_chat, request_warnings
 from octavo.entrypoints.http.door import Door
-from octavo.entrypoints.http.errors import not_available
-from octavo.entrypoints.http.fields import warning_headers
+from octavo.entrypoints.http.fields import told
 from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, make_jobs, serve
 from octavo.entrypoints.http.logprobs import Bytes, chat_logprobs, prompt_scores
 from octavo.entrypoints.http.render import render_chat
@@ -36,9 +35,6 @@ from octavo.entrypoints.http.wire import (
 )
 from octavo.serving.intake import check_answers
 
-TOOLS_AS_TEXT = "tools reach the model, but this version returns its calls as text"
-_TOOL_CHOICES = ("none", "auto", "required")
-
 
 class ChatRoute:
     """Owns: nothing; the door has the state."""
@@ -52,35 +48,24 @@ class ChatRoute:
         req, warnings = await door.read(ChatRequest, request)
         model = door.model_name(req.model)
         check_chat(req)
-        if req.tools and req.tool_choice != "none":
-            warnings.append(TOOLS_AS_TEXT)
+        warnings += request_warnings(req, door.front.info)
         params = chat_params(req, door.front.info.default_sampling)
         check_answers(1, params.n, door.front.info.max_waiting_requests)
 
         async def prepare() -> "ChatReply":
-            (job,) = make_jobs(door, [await render_chat(door, req)], params, req)
-            return ChatReply(Head.of(req, door, "chatcmpl", model), job, req.top_logprobs or 0, door.bytes_of)
+            rendered = await render_chat(door, req)
+            warnings.extend(rendered.warnings)
+            (job,) = make_jobs(door, [rendered], params, req)
+            head = Head.of(req, door, "chatcmpl", model, warnings)
+            return ChatReply(head, job, req.top_logprobs or 0, door.bytes_of)
 
-        return await serve(door, request, req, prepare, warning_headers(warnings))
-
-
-def check_chat(req: ChatRequest) -> None:
-    """Refuse what this version does not serve (INP-20); raises `ClientError`."""
-    choice = req.tool_choice
-    if isinstance(choice, str) and choice not in _TOOL_CHOICES:
-        raise ClientError(f"tool_choice must be one of {', '.join(_TOOL_CHOICES)}", param="tool_choice")
-    if choice is not None and choice not in ("none", "auto"):
-        raise not_available("a forced tool_choice ('required' or a named tool)", param="tool_choice")
-    if req.parallel_tool_calls is False and req.tools and choice != "none":
-        raise not_available("parallel_tool_calls: false", param="parallel_tool_calls")
-    if req.modalities is not None and req.modalities != ["text"]:
-        raise not_available("a modality other than text", param="modalities")
+        return await serve(door, request, req, prepare, warnings)
 
 
 class ChatReply:
     """One chat answer being told.
 
-    Owns: which indexes have begun and ended, and the usage so far.
+    Owns: which indexes have begun and ended, the warnings not told yet, and the usage so far.
     """
 
     def __init__(self, head: Head, job: Job, num_top: int, bytes_of: Bytes) -> None:
@@ -91,6 +76,7 @@ class ChatReply:
         self._begun = [False] * job.params.n
         self._ended = [False] * job.params.n
         self._usage = UsageCount()
+        self._untold = head.warnings
         self._wants_ids = head.return_token_ids
         self._wants_scores = head.shows_prompt_logprobs
 
@@ -109,6 +95,7 @@ class ChatReply:
             choices=[self._choice(each) for each in out.outputs],
             usage=self._usage.total(),
             kv_transfer_params=transfer_offer(finals) or UNSET,
+            warnings=told(self._head.warnings),
             prompt_token_ids=list(out.prompt_token_ids) if self._head.return_token_ids else UNSET,
             prompt_logprobs=prompt_scores(out.prompt_logprobs or []) if self._wants_scores else UNSET,
         )
@@ -180,6 +167,7 @@ class ChatReply:
             ids, self._wants_ids = list(out.prompt_token_ids), False
         if out is not None and self._wants_scores and out.prompt_logprobs is not None:
             scores, self._wants_scores = prompt_scores(out.prompt_logprobs), False
+        warnings, self._untold = told(self._untold), ()
         return ChatChunk(
             id=self._head.id,
             created=self._head.created,
@@ -187,6 +175,7 @@ class ChatReply:
             choices=choices,
             usage=shown,
             kv_transfer_params=(transfer_offer((out,)) if out is not None and ends else None) or UNSET,
+            warnings=warnings,
             prompt_token_ids=ids,
             prompt_logprobs=scores,
         )

@@ -14,8 +14,9 @@ from starlette.responses import Response
 
 from octavo.base.outputs import CompletionOutput, RequestOutput
 from octavo.base.params import SamplingParams
+from octavo.entrypoints.http.checks import request_warnings
 from octavo.entrypoints.http.door import Door
-from octavo.entrypoints.http.fields import warning_headers
+from octavo.entrypoints.http.fields import told
 from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, make_jobs, serve
 from octavo.entrypoints.http.logprobs import Offsets, PromptLines, completion_logprobs, joined, prompt_scores
 from octavo.entrypoints.http.prompts import split_prompts
@@ -43,6 +44,7 @@ class CompletionRoute:
         door = self._door
         req, warnings = await door.read(CompletionRequest, request)
         model = door.model_name(req.model)
+        warnings += request_warnings(req, door.front.info)
         params = completion_params(req, door.front.info.default_sampling)
         prompts = split_prompts(req.prompt)
         check_answers(len(prompts), params.n, door.front.info.max_waiting_requests)
@@ -50,9 +52,10 @@ class CompletionRoute:
         async def prepare() -> "CompletionReply":
             jobs = make_jobs(door, await render_prompts(door, prompts, req.add_special_tokens), params, req)
             echoes = [Echo.of(job, req, door.tokenizer) for job in jobs]
-            return CompletionReply(Head.of(req, door, "cmpl", model), jobs, echoes, req.logprobs, door.tokenizer)
+            head = Head.of(req, door, "cmpl", model, warnings)
+            return CompletionReply(head, jobs, echoes, req.logprobs, door.tokenizer)
 
-        return await serve(door, request, req, prepare, warning_headers(warnings))
+        return await serve(door, request, req, prepare, warnings)
 
 
 class Echo:
@@ -104,7 +107,8 @@ def _detokenizer(params: SamplingParams, tokenizer: Tokenizer, context: Sequence
 class CompletionReply:
     """The answers to all prompts of one request being told.
 
-    Owns: which choices have begun and ended, where their texts stand, the prompts' scores, and the usage so far.
+    Owns: which choices have begun and ended, where their texts stand, the prompts' scores, the warnings not told yet,
+    and the usage so far.
     """
 
     def __init__(
@@ -121,6 +125,7 @@ class CompletionReply:
         self._offsets: dict[int, Offsets] = {}
         self._scores: dict[int, PromptLines] = {}  # of each prompt; a stream's first output alone brings them
         self._usage = UsageCount()
+        self._untold = head.warnings
 
     def jobs(self) -> Sequence[Job]:
         """All prompts, in the order sent."""
@@ -236,6 +241,7 @@ class CompletionReply:
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None, offer: dict[str, Any] | None = None
     ) -> Completion:
+        warnings, self._untold = told(self._untold), ()
         return Completion(
             id=self._head.id,
             created=self._head.created,
@@ -243,4 +249,5 @@ class CompletionReply:
             choices=choices,
             usage=usage,
             kv_transfer_params=offer or UNSET,
+            warnings=warnings,
         )

@@ -8,8 +8,10 @@ Does not know: routes, sampling, or what fields mean.
 
 import difflib
 import logging
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, ValidationError
 
 from octavo.base.errors import ClientError
@@ -59,18 +61,26 @@ def read_fields(kind: type[M], body: dict[str, Any]) -> tuple[M, list[str]]:
     return request, [f"unknown field {_ascii(name)} is ignored" for name in unused]
 
 
-def warning_headers(warnings: list[str]) -> dict[str, str]:
-    """The header that shows warnings to the client, empty without any; the log gets them too."""
+def warning_headers(warnings: Sequence[str], client_id: str) -> dict[str, str]:
+    """The header that shows warnings to the client, empty without any; the log gets them too, with the request's id.
+
+    Bodies have them whole (`told`); a header is cut, and ASCII.
+    """
     if not warnings:
         return {}
     text = "; ".join(warnings)
-    logger.warning("request accepted with warnings: %s", text)
-    return {WARNING_HEADER: text[:2000]}
+    logger.warning("request %s was accepted with warnings: %s", client_id, text)
+    return {WARNING_HEADER: _ascii(text, 2000)}
 
 
-def _ascii(name: str) -> str:
-    """A name as it may stand in a header or a log line."""
-    return "".join(c if c.isascii() and c.isprintable() else "?" for c in name[:60])
+def told(warnings: Sequence[str]) -> list[str] | UnsetType:
+    """Warnings as an answer's body has them: absent without any."""
+    return list(warnings) or UNSET
+
+
+def _ascii(text: str, limit: int = 60) -> str:
+    """A text as it may stand in a header or a log line."""
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:limit])
 
 
 def _check_unknown(names: list[str], body: dict[str, Any], known: tuple[str, ...], *, prefix: str = "") -> None:
@@ -114,10 +124,10 @@ def _as_client_error(error: ValidationError) -> ClientError:
         return ClientError(f"{where} is required", param=where, code="missing_field")
     expected = dict.fromkeys(_EXPECTED[d["type"]] for d in same if d["type"] in _EXPECTED)
     if expected:
-        got = _show(same[0]["input"])
+        got = shown(same[0]["input"])
         return ClientError(f"{where} must be {' or '.join(expected)}, got {got}", param=where, code="invalid_type")
     message = same[0]["msg"][:1].lower() + same[0]["msg"][1:]
-    return ClientError(f"{where}: {message}, got {_show(same[0]['input'])}", param=where, code="invalid_value")
+    return ClientError(f"{where}: {message}, got {shown(same[0]['input'])}", param=where, code="invalid_value")
 
 
 def _path(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
@@ -133,7 +143,7 @@ def _join(path: tuple[int | str, ...]) -> str:
     return out
 
 
-def _show(value: object) -> str:
+def shown(value: object) -> str:
     """A value in a message: scalars shortly, containers by kind."""
     if isinstance(value, str):
         return repr(value) if len(value) <= 40 else f"a string of {len(value)} characters"

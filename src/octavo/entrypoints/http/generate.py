@@ -20,6 +20,7 @@ from octavo.base.outputs import RequestOutput
 from octavo.base.params import SamplingParams
 from octavo.entrypoints.http.door import Door, trace_headers
 from octavo.entrypoints.http.errors import ServerStopping
+from octavo.entrypoints.http.fields import warning_headers
 from octavo.entrypoints.http.sampling import asks_max_tokens, limit_names, renamed
 from octavo.entrypoints.http.schemas import GenerateRequest
 from octavo.entrypoints.http.sse import EventStream, until_gone
@@ -62,9 +63,10 @@ class Head:
     continuous_usage: bool
     return_token_ids: bool
     shows_prompt_logprobs: bool
+    warnings: tuple[str, ...]
 
     @classmethod
-    def of(cls, req: GenerateRequest, door: Door, prefix: str, model: str) -> "Head":
+    def of(cls, req: GenerateRequest, door: Door, prefix: str, model: str, warnings: Sequence[str]) -> "Head":
         """A new answer's head; the id is the server's own whatever the client sent."""
         options = req.stream_options
         return cls(
@@ -75,6 +77,7 @@ class Head:
             continuous_usage=bool(options and options.continuous_usage_stats),
             return_token_ids=bool(req.return_token_ids),
             shows_prompt_logprobs=req.prompt_logprobs is not None,
+            warnings=tuple(warnings),
         )
 
 
@@ -217,9 +220,9 @@ async def serve(
     request: Request,
     req: GenerateRequest,
     prepare: Callable[[], Awaitable[Reply]],
-    headers: dict[str, str],
+    warnings: Sequence[str],
 ) -> Response:
-    """Answer one generating request. `prepare` renders and validates, and makes the reply.
+    """Answer one generating request. `prepare` renders and validates, and makes the reply; it may add `warnings`.
 
     Raises 4xx and 5xx errors, and `ClientGone`.
     """
@@ -227,10 +230,12 @@ async def serve(
     ticket = door.gate.enter()
     run = Run(door.front.engine, door.front.info)
     client_id = door.client_id(request, req.request_id)
+    headers: dict[str, str] = {}
 
     async def begin() -> Reply:
         reply = await prepare()
         await run.start(reply.jobs(), req, request, client_id)
+        headers.update(warning_headers(warnings, client_id))
         return reply
 
     async def plain() -> msgspec.Struct:

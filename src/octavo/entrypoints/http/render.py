@@ -10,20 +10,27 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import ClientError
-from octavo.base.params import SamplingParams
+from octavo.entrypoints.http.checks import check_chat, request_warnings
 from octavo.entrypoints.http.door import Door
-from octavo.entrypoints.http.fields import warning_headers
-from octavo.entrypoints.http.generate import make_jobs
+from octavo.entrypoints.http.fields import told, warning_headers
+from octavo.entrypoints.http.generate import Job, make_jobs
 from octavo.entrypoints.http.prompts import Prompt, split_prompts
 from octavo.entrypoints.http.sampling import chat_params, completion_params
 from octavo.entrypoints.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.entrypoints.http.transfer import transfer_hint
 from octavo.entrypoints.http.wire import json_response
 from octavo.inputs.renderer import EngineInput, check_token_ids
 from octavo.serving.intake import check_answers
+
+_OF_CHATS = (
+    "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs",
+    "reasoning_effort",
+)  # fmt: skip
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True):
@@ -42,6 +49,7 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     prompts: list[RenderedPrompt]
     sampling_params: dict[str, Any]
+    warnings: list[str] | UnsetType = UNSET
 
 
 class TokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +59,14 @@ class TokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     tokens: tuple[int, ...]
     token_strs: list[str] | None = None
+    warnings: list[str] | UnsetType = UNSET
+
+
+class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of ids."""
+
+    prompt: str
+    warnings: list[str] | UnsetType = UNSET
 
 
 async def render_chat(door: Door, req: ChatRequest | TokenizeRequest) -> EngineInput:
@@ -104,9 +120,11 @@ class RenderRoutes:
         door = self._door
         req, warnings = await door.read(ChatRequest, request)
         model = door.model_name(req.model)
+        check_chat(req)
         params = chat_params(req, door.front.info.default_sampling)
         check_answers(1, params.n, door.front.info.max_waiting_requests)
-        return self._rendered(model, [await render_chat(door, req)], params, req, warnings)
+        jobs = make_jobs(door, [await render_chat(door, req)], params, req)
+        return self._rendered(model, jobs, req, request, warnings)
 
     async def completion(self, request: Request) -> Response:
         """`POST /v1/completions/render`."""
@@ -117,26 +135,34 @@ class RenderRoutes:
         prompts = split_prompts(req.prompt)
         check_answers(len(prompts), params.n, door.front.info.max_waiting_requests)
         inputs = await render_prompts(door, prompts, req.add_special_tokens)
-        return self._rendered(model, inputs, params, req, warnings)
+        return self._rendered(model, make_jobs(door, inputs, params, req), req, request, warnings)
 
     def _rendered(
         self,
         model: str,
-        inputs: list[EngineInput],
-        params: SamplingParams,
+        jobs: list[Job],
         req: ChatRequest | CompletionRequest,
+        request: Request,
         warnings: list[str],
     ) -> Response:
-        jobs = make_jobs(self._door, inputs, params, req)
+        info = self._door.front.info
+        transfer_hint(req, info, sum(job.params.n for job in jobs))
+        inputs = [job.input for job in jobs]
+        warnings += request_warnings(req, info)
+        warnings += [warning for each in inputs for warning in each.warnings]
         shown = msgspec.to_builtins(msgspec.structs.asdict(jobs[0].params), str_keys=True)
         del shown["output_kind"]
         answer = Rendered(
             model=model,
-            max_model_len=self._door.front.info.max_model_len,
+            max_model_len=info.max_model_len,
             prompts=[RenderedPrompt(i.prompt, i.prompt_token_ids, len(i.prompt_token_ids)) for i in inputs],
             sampling_params=shown,
+            warnings=told(warnings),
         )
-        return json_response(answer, headers=warning_headers(warnings))
+        return json_response(answer, headers=self._headers(request, warnings, req.request_id))
+
+    def _headers(self, request: Request, warnings: list[str], request_id: str | None = None) -> dict[str, str]:
+        return warning_headers(warnings, self._door.client_id(request, request_id))
 
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`."""
@@ -145,8 +171,13 @@ class RenderRoutes:
         door.model_name(req.model)
         if (req.prompt is None) == (req.messages is None):
             raise ClientError("send either prompt or messages", param="prompt")
+        for name in _OF_CHATS if req.messages is None else ():
+            if getattr(req, name) is not None:
+                raise ClientError(f"{name} goes with messages; a prompt has no template", param=name)
         if req.prompt is None:
-            ids = (await render_chat(door, req)).prompt_token_ids
+            rendered = await render_chat(door, req)
+            ids = rendered.prompt_token_ids
+            warnings += rendered.warnings
         else:
             special = req.add_special_tokens is not False
             ids = tuple(await asyncio.to_thread(door.tokenizer.encode, req.prompt, add_special_tokens=special))
@@ -155,8 +186,9 @@ class RenderRoutes:
             max_model_len=door.front.info.max_model_len,
             tokens=ids,
             token_strs=[door.tokenizer.token_text(i) for i in ids] if req.return_token_strs else None,
+            warnings=told(warnings),
         )
-        return json_response(answer, headers=warning_headers(warnings))
+        return json_response(answer, headers=self._headers(request, warnings))
 
     async def detokenize(self, request: Request) -> Response:
         """`POST /detokenize`."""
@@ -167,4 +199,5 @@ class RenderRoutes:
         text = await asyncio.to_thread(
             door.tokenizer.decode, req.tokens, skip_special_tokens=bool(req.skip_special_tokens)
         )
-        return json_response({"prompt": text}, headers=warning_headers(warnings))
+        answer = DetokenizeAnswer(prompt=text, warnings=told(warnings))
+        return json_response(answer, headers=self._headers(request, warnings))

@@ -80,6 +80,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET  # in a stream: its first chunk
 
 
 # ---- chat -----------------------------------------------------------------------------------
@@ -138,6 +139,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptScores | UnsetType = UNSET
 
@@ -170,6 +172,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET  # in a stream: its first chunk
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptScores | UnsetType = UNSET
 
