@@ -6,6 +6,8 @@ ARGS ?=
 
 # Compute threads that spin for long starve each other where tests run several servers on few cores.
 test test-slow: export GOMP_SPINCOUNT ?= 1000
+# Two processes of one compute thread each: half the time on two cores. ARGS="-n 0" runs them in one, as a debugger needs.
+test: export OMP_NUM_THREADS ?= 1
 
 .PHONY: help venv dev serve test test-slow check docs format bench-scheduler bench-step bench-kernels bench-perplexity clean
 
@@ -22,7 +24,7 @@ serve: venv ## serve a model: make serve [MODEL=...] [ARGS="--port 8001"]
 	@$(BIN)/octavo serve $(MODEL) $(ARGS)
 
 test: dev ## run the tests (under 20 minutes on two cores)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-slow: dev ## run the slow suite: full-size truth and 100,000-step state machines
 	@$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)

@@ -215,12 +215,15 @@ def test_nobody_waits_for_a_process_that_has_just_ended(front):
         front.client.abort(("unknown",))
     os.kill(front.client.pid, signal.SIGKILL)
     assert wait_gone(front.client.pid)
-    start = time.monotonic()
+    sends: list[float] = []
     front.client.abort(("a",))
     with pytest.raises(EngineDead):
-        for _ in range(1000):
+        for _ in range(6000):  # for as long as a busy neighbour may hold up the one who notices
+            start = time.monotonic()
             front.client.submit((request("z"),))
-    assert time.monotonic() - start < 5
+            sends.append(time.monotonic() - start)
+            time.sleep(0.005)
+    assert max(sends, default=0) < 5
 
 
 def test_an_interrupted_start_leaves_no_process():
