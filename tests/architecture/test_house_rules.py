@@ -30,10 +30,11 @@ def test_every_control_module_imports_without_torch_or_transformers():
 
 
 def test_the_control_plane_imports_in_under_a_second():
+    """Of processor time, so that a busy neighbour does not count."""
     names = [f"octavo.{m}" for m in CONTROL if not matches(m, ["entrypoints"])]
     code = (
-        f"import importlib, time\nt = time.perf_counter()\nfor n in {names!r}: importlib.import_module(n)\n"
-        "print(time.perf_counter() - t)"
+        f"import importlib, time\nt = time.process_time()\nfor n in {names!r}: importlib.import_module(n)\n"
+        "print(time.process_time() - t)"
     )
     assert min(float(fresh(code)) for _ in range(3)) < 1.0
 
