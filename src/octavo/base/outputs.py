@@ -122,6 +122,8 @@ class CompletionOutput:
 
     `text` and `token_ids` are the whole answer so far, or what is new since the last output when
     the request's output kind is DELTA. `stop_reason` is the stop string or stop token id, if any.
+    `num_hidden` is how many of the last ids are no part of the text because they ended it (EOS, a stop token or string);
+    it is counted in the last output, when log-probabilities were asked for.
     `parts` are what a stream parser made of the new text since the last output (reasoning, tool calls).
     """
 
@@ -133,6 +135,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     parts: tuple[Any, ...] = ()
+    num_hidden: int = 0
 
     @property
     def finished(self) -> bool:

@@ -8,7 +8,7 @@ Does not know: other answers of the same request, or when outputs are sent.
 
 What the text contains: a stop string, an EOS or a stop token id ends the answer and is not part of the text
 unless `include_stop_str_in_output` asks for it (a special token then still follows `skip_special_tokens`). Its
-ids are always in `token_ids`. Text of the first `min_tokens` tokens is never searched for stop strings.
+ids are always in `token_ids`, and `num_hidden` says how many of the last ones are no part of the text. Text of the first `min_tokens` tokens is never searched for stop strings.
 """
 
 from collections import deque
@@ -31,6 +31,8 @@ class StreamParser(Protocol):
     def feed(self, text: str, token_ids: Sequence[int], *, finished: bool) -> tuple[Any, ...]:
         """What the next piece of the answer adds; called once for each output, `finished` with the last."""
 
+
+NOWHERE = 1 << 62  # where a token without text stands: behind every text
 
 ParserFactory = Callable[[int], StreamParser]  # answer's index -> its parser
 
@@ -94,7 +96,7 @@ class Answer:
 
     __slots__ = (
         "_entries", "_include", "_min_tokens", "_num_chars", "_num_complete", "_num_free_chars", "_num_told", "_parser",
-        "_pieces", "_reader", "_scanner", "_text", "_told_end", "_told_text", "_waiting", "cumulative_logprob", "error",
+        "_pieces", "_reader", "_scanner", "_spans", "_text", "_told_end", "_told_text", "_waiting", "cumulative_logprob", "error",
         "finish", "index", "last_output_s", "num_cached_tokens", "num_preemptions", "stop_reason", "times", "token_ids",
     )  # fmt: skip
 
@@ -118,6 +120,9 @@ class Answer:
         self._reader = reader
         self._parser = parser
         self._entries: list[TokenLogprobs] | None = [] if rules.wants_logprobs else None
+        self._spans: list[
+            tuple[int, int]
+        ] = []  # of each token, where its text begins and ends; kept for log-probabilities
         self._pieces: list[str] = []  # text for the next output
         self._told_text = ""  # text of earlier outputs, kept for whole() only
         self._num_chars = 0  # characters that came out of the detokenizer
@@ -189,7 +194,17 @@ class Answer:
             finish_reason=None if self.finish is None else self.finish.api_name,
             stop_reason=self.stop_reason,
             parts=parts,
+            num_hidden=self._num_hidden() if self._spans and self.finish is not None else 0,
         )
+
+    def _num_hidden(self) -> int:
+        """How many of the last tokens ended the answer and have no text in it: EOS, a stop token, a stop string's."""
+        free, count = self._num_free_chars, 0
+        for begin, end in reversed(self._spans):
+            if begin < free or end <= free:
+                break
+            count += 1
+        return count
 
     def _take_facts(self, delta: RequestDelta) -> None:
         self.num_cached_tokens = delta.num_cached_tokens or self.num_cached_tokens
@@ -204,11 +219,15 @@ class Answer:
         text, waiting = self._text, self._waiting
         hidden = len(ids) - 1 if hide_last else len(ids)
         for i, token_id in enumerate(ids):
+            begin = self._num_chars
             self.token_ids.append(token_id)
             if i != hidden and (piece := text.step(token_id)):
                 self._take_text(piece)
-                if self.finish is not None:
-                    return
+            if self._entries is not None:
+                end = self._num_chars + 1 if text.holding else self._num_chars
+                self._spans.append((NOWHERE, NOWHERE) if i == hidden else (begin, end))
+            if self.finish is not None:
+                return
             waiting.append(self._num_chars + 1 if text.holding else self._num_chars)
 
     def _take_text(self, text: str) -> None:

@@ -13,7 +13,7 @@ from octavo.base.params import SamplingParams
 from octavo.base.types import OutputKind
 from octavo.entrypoints.http.edge import Keyring, clean_id
 from octavo.entrypoints.http.fields import read_fields
-from octavo.entrypoints.http.logprobs import Bytes, Offsets, chat_logprobs, completion_logprobs, finite
+from octavo.entrypoints.http.logprobs import Bytes, Pieces, chat_logprobs, completion_logprobs, finite
 from octavo.entrypoints.http.prompts import split_prompts
 from octavo.entrypoints.http.sampling import _COPIED, chat_params, completion_params
 from octavo.entrypoints.http.schemas import NOT_SERVED, ChatRequest, CompletionRequest, GenerateRequest
@@ -142,8 +142,7 @@ def test_candidates_are_ranked_and_the_chosen_comes_first() -> None:
     entry = {99: Logprob(-3.0, 9, "c"), 97: Logprob(-0.5, 1, "a"), 98: Logprob(-1.0, 2, "b")}
     told = chat_logprobs([entry], 2, Bytes(tokenizer)).content[0]
     assert (told.token, told.bytes) == ("c", [99]) and [t.token for t in told.top_logprobs] == ["a", "b"]
-    offsets = Offsets(Detokenizer(tokenizer))
-    shape = completion_logprobs([99], [entry], 2, offsets=offsets, tokenizer=tokenizer)
+    shape = completion_logprobs([99], [entry], 2, Pieces(Detokenizer(tokenizer)).of([99]))
     assert shape.top_logprobs == [{"a": -0.5, "b": -1.0, "c": -3.0}]
 
 
@@ -151,9 +150,9 @@ def test_candidates_are_ranked_and_the_chosen_comes_first() -> None:
 def test_offsets_count_characters_however_they_are_cut(text: str) -> None:
     """OUT-25: a character spread over tokens begins where its first byte does."""
     text = text.encode("utf-8", "replace").decode()
-    offsets = Offsets(Detokenizer(ToyTokenizer()), start=7)
-    expected = [7 + i for i, c in enumerate(text) for _ in c.encode()]
-    assert [offsets.next(b) for b in text.encode()] == expected
+    pieces = Pieces(Detokenizer(ToyTokenizer()), start=7).of(text.encode(), last=True)
+    assert [begin for begin, _ in pieces] == [7 + i for i, c in enumerate(text) for _ in c.encode()]
+    assert "".join(piece for _, piece in pieces) == text
 
 
 def test_keys_are_compared_whole() -> None:

@@ -20,7 +20,7 @@ from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.cache_feed import Feed, NoFeed
 from octavo.serving.front import Front
 from octavo.serving.info import EngineInfo
-from tests.entrypoints.http.toy import EOS, VOCAB_SIZE, Script, ToyClient, ToyTokenizer, default_script
+from tests.entrypoints.http.toy import EOS, Script, ToyClient, ToyTokenizer, default_script
 from tests.support.http_server import serve_app
 
 MODEL = "toy/model"
@@ -64,17 +64,18 @@ def toy_server(
     headers: dict[str, str] | None = None,
     feed: Feed | None = None,
     facts: Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
 ) -> Iterator[Served]:
     """Serve a toy model; ends everything when the block ends. `facts`: further fields of its `EngineInfo`."""
-    tokenizer = ToyTokenizer(adds_bos=adds_bos)
+    tokenizer = tokenizer or ToyTokenizer(adds_bos=adds_bos)
     client = ToyClient(script, step_s=step_s)
     renderer = Renderer(tokenizer, ChatTemplate({"default": template}), num_threads=2)
-    limits = Limits(max_model_len=max_model_len, vocab_size=VOCAB_SIZE, tokenizer=tokenizer)
+    limits = Limits(max_model_len=max_model_len, vocab_size=tokenizer.vocab_size, tokenizer=tokenizer)
     info = EngineInfo(
         model=MODEL,
         served_names=(MODEL, "alias"),
         max_model_len=max_model_len,
-        vocab_size=VOCAB_SIZE,
+        vocab_size=tokenizer.vocab_size,
         eos_token_ids=(EOS,),
         default_sampling=defaults or {},
         created_s=1_700_000_000,

@@ -16,7 +16,7 @@ from octavo.entrypoints.http.checks import check_chat, request_warnings
 from octavo.entrypoints.http.door import Door
 from octavo.entrypoints.http.fields import told
 from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, make_jobs, serve
-from octavo.entrypoints.http.logprobs import Bytes, chat_logprobs, prompt_scores
+from octavo.entrypoints.http.logprobs import chat_logprobs, prompt_scores
 from octavo.entrypoints.http.render import render_chat
 from octavo.entrypoints.http.sampling import chat_params
 from octavo.entrypoints.http.schemas import ChatRequest
@@ -57,7 +57,7 @@ class ChatRoute:
             warnings.extend(rendered.warnings)
             (job,) = make_jobs(door, [rendered], params, req)
             head = Head.of(req, door, "chatcmpl", model, warnings)
-            return ChatReply(head, job, req.top_logprobs or 0, door.bytes_of)
+            return ChatReply(head, job, req.top_logprobs or 0, door)
 
         return await serve(door, request, req, prepare, warnings)
 
@@ -68,11 +68,12 @@ class ChatReply:
     Owns: which indexes have begun and ended, the warnings not told yet, and the usage so far.
     """
 
-    def __init__(self, head: Head, job: Job, num_top: int, bytes_of: Bytes) -> None:
+    def __init__(self, head: Head, job: Job, num_top: int, door: Door) -> None:
         self._head = head
         self._job = job
         self._num_top = num_top
-        self._bytes_of = bytes_of
+        self._bytes_of = door.bytes_of
+        self._special_ids = door.tokenizer.special_ids
         self._begun = [False] * job.params.n
         self._ended = [False] * job.params.n
         self._usage = UsageCount()
@@ -113,7 +114,9 @@ class ChatReply:
     def _logprobs(self, each: CompletionOutput) -> ChatLogprobs | None:
         if self._job.params.logprobs is None or each.logprobs is None:
             return None
-        return chat_logprobs(each.logprobs, self._num_top, self._bytes_of)
+        lines = each.logprobs[: len(each.logprobs) - each.num_hidden]
+        unseen = self._special_ids if self._job.params.skip_special_tokens else ()
+        return chat_logprobs(lines, self._num_top, self._bytes_of, unseen)
 
     async def frames(self, outputs: AsyncIterator[Indexed]) -> AsyncGenerator[bytes, None]:
         """All events of the stream."""
@@ -144,7 +147,9 @@ class ChatReply:
         return bool(told or (self._head.return_token_ids and each.token_ids))
 
     def _delta(self, each: CompletionOutput) -> ChatChunkChoice:
-        logprobs = self._logprobs(each) if each.logprobs else None
+        logprobs = self._logprobs(each)
+        if logprobs is not None and not logprobs.content:
+            logprobs = None
         return ChatChunkChoice(
             index=each.index,
             delta=ChatDelta(content=each.text) if each.text or logprobs else ChatDelta(),

@@ -5,6 +5,7 @@ prompt p; with `echo` the first chunk of a choice is the prompt with its scores 
 Does not know: tokens or templates (`inputs.renderer` does).
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from octavo.entrypoints.http.checks import request_warnings
 from octavo.entrypoints.http.door import Door
 from octavo.entrypoints.http.fields import told
 from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, make_jobs, serve
-from octavo.entrypoints.http.logprobs import Offsets, PromptLines, completion_logprobs, joined, prompt_scores
+from octavo.entrypoints.http.logprobs import Piece, Pieces, PromptLines, completion_logprobs, joined, prompt_scores
 from octavo.entrypoints.http.prompts import split_prompts
 from octavo.entrypoints.http.render import render_prompts
 from octavo.entrypoints.http.sampling import completion_params
@@ -51,48 +52,54 @@ class CompletionRoute:
 
         async def prepare() -> "CompletionReply":
             jobs = make_jobs(door, await render_prompts(door, prompts, req.add_special_tokens), params, req)
-            echoes = [Echo.of(job, req, door.tokenizer) for job in jobs]
+            echoes = [Echo(False)] * len(jobs)
+            if req.echo:
+                echoes = await asyncio.to_thread(echoed, jobs, req, door.tokenizer)
             head = Head.of(req, door, "cmpl", model, warnings)
             return CompletionReply(head, jobs, echoes, req.logprobs, door.tokenizer)
 
         return await serve(door, request, req, prepare, warnings)
 
 
+def echoed(jobs: Sequence[Job], req: CompletionRequest, tokenizer: Tokenizer) -> list["Echo"]:
+    """What comes before each prompt's answers."""
+    return [Echo.of(job, req, tokenizer) for job in jobs]
+
+
 class Echo:
     """The prompt as the answer's first part, or nothing when it was not asked for.
+
+    A prompt of text comes back as the client wrote it; one of token ids as all their text, special tokens included.
 
     Owns: nothing after it is made.
     """
 
-    __slots__ = ("num_top", "text", "wanted")
+    __slots__ = ("num_top", "pieces", "text", "wanted")
 
-    def __init__(self, wanted: bool, text: str, num_top: int | None) -> None:
+    def __init__(self, wanted: bool, text: str = "", num_top: int | None = None, pieces: Sequence[Piece] = ()) -> None:
         self.wanted = wanted
         self.text = text
         self.num_top = num_top  # None: without scores
+        self.pieces = pieces
 
     @classmethod
     def of(cls, job: Job, req: CompletionRequest, tokenizer: Tokenizer) -> "Echo":
-        """What this request echoes of one prompt; token prompts come back as text."""
-        if not req.echo:
-            return cls(False, "", None)
-        text = job.input.prompt
-        if text is None:
-            text = tokenizer.decode(job.input.prompt_token_ids, skip_special_tokens=job.params.skip_special_tokens)
-        return cls(True, text, req.logprobs)
+        """What this request echoes of one prompt. Takes a while for a long one."""
+        ids, text, shown = job.input.prompt_token_ids, job.input.prompt, job.params.replace(skip_special_tokens=False)
+        if req.logprobs is None:
+            return cls(True, tokenizer.decode(ids, skip_special_tokens=False) if text is None else text)
+        added = 0  # a BOS that the client did not write has no text in the echo
+        bos = tokenizer.bos_token_id
+        if text is not None and bos is not None and ids[:1] == (bos,):
+            added = int(not text.startswith(tokenizer.token_text(bos)))
+        pieces = [(0, "")] * added + Pieces(_detokenizer(shown, tokenizer, ())).of(ids[added:], last=True)
+        return cls(True, "".join(piece for _, piece in pieces) if text is None else text, req.logprobs, pieces)
 
-    def logprobs(self, job: Job, scores: PromptLines | None, tokenizer: Tokenizer) -> CompletionLogprobs | None:
+    def logprobs(self, job: Job, scores: PromptLines | None) -> CompletionLogprobs | None:
         """The prompt's scores in the completions shape, if they were asked for; offsets are in the echoed text."""
         if self.num_top is None or scores is None:
             return None
-        ids, start, params = job.input.prompt_token_ids, 0, job.params
-        if job.input.prompt is not None:  # the client's own text: special tokens in it are shown, an added BOS is not
-            params = params.replace(skip_special_tokens=False)
-            bos = tokenizer.bos_token_id
-            if bos is not None and ids[:1] == (bos,) and not self.text.startswith(tokenizer.token_text(bos)):
-                start = -len(tokenizer.token_text(bos))
-        offsets = Offsets(_detokenizer(params, tokenizer, ()), start=start, end=len(self.text))
-        return completion_logprobs(ids, scores, self.num_top, offsets=offsets, tokenizer=tokenizer)
+        return completion_logprobs(job.input.prompt_token_ids, scores, self.num_top, self.pieces)
 
 
 def _detokenizer(params: SamplingParams, tokenizer: Tokenizer, context: Sequence[int]) -> Detokenizer:
@@ -122,7 +129,8 @@ class CompletionReply:
         self._n = jobs[0].params.n
         self._begun = [False] * (self._n * len(jobs))
         self._ended = [False] * (self._n * len(jobs))
-        self._offsets: dict[int, Offsets] = {}
+        self._pieces: dict[int, Pieces] = {}
+        self._num_chars: dict[int, int] = {}  # of each choice that has scores, the text told so far
         self._scores: dict[int, PromptLines] = {}  # of each prompt; a stream's first output alone brings them
         self._usage = UsageCount()
         self._untold = head.warnings
@@ -144,12 +152,14 @@ class CompletionReply:
         first = self._first(place, out, each.index)
         rest = self._choice(place, out, each)
         scores = rest.logprobs
+        if scores is None and self._num_top is not None:
+            scores = CompletionLogprobs([], [], [], [])
         if first.logprobs is not None and scores is not None:
             scores = joined(first.logprobs, scores)
         return CompletionChoice(
             index=rest.index,
             text=echo.text + each.text,
-            logprobs=scores or first.logprobs,
+            logprobs=first.logprobs if scores is None else scores,
             finish_reason=each.finish_reason or "stop",
             stop_reason=each.stop_reason,
             token_ids=rest.token_ids,
@@ -169,7 +179,7 @@ class CompletionReply:
         return CompletionChoice(
             index=place * self._n + index,
             text=echo.text,
-            logprobs=echo.logprobs(self._jobs[place], lines, self._tokenizer),
+            logprobs=echo.logprobs(self._jobs[place], lines),
             prompt_token_ids=list(out.prompt_token_ids) if self._head.return_token_ids else UNSET,
             prompt_logprobs=scores,
         )
@@ -188,19 +198,22 @@ class CompletionReply:
     def _logprobs(
         self, place: int, out: RequestOutput, each: CompletionOutput, index: int
     ) -> CompletionLogprobs | None:
-        if self._num_top is None or not each.logprobs:
+        if self._num_top is None or each.logprobs is None:
             return None
-        if index not in self._offsets:
-            context = out.prompt_token_ids[-CONTEXT_TOKENS:]
-            detokenizer = _detokenizer(self._jobs[place].params, self._tokenizer, context)
-            self._offsets[index] = Offsets(detokenizer, start=len(self._echoes[place].text))
-        return completion_logprobs(
-            each.token_ids,
-            each.logprobs,
-            self._num_top,
-            offsets=self._offsets[index],
-            tokenizer=self._tokenizer,
-        )
+        start = len(self._echoes[place].text)
+        if index not in self._pieces:
+            detokenizer = _detokenizer(
+                self._jobs[place].params, self._tokenizer, out.prompt_token_ids[-CONTEXT_TOKENS:]
+            )
+            self._pieces[index] = Pieces(detokenizer, start=start)
+        told = self._num_chars[index] = self._num_chars.get(index, start) + len(each.text)
+        ids, lines = each.token_ids, each.logprobs
+        if each.num_hidden:
+            ids, lines = ids[: -each.num_hidden], lines[: -each.num_hidden]
+        if not ids:
+            return None
+        pieces = self._pieces[index].of(ids, last=each.finished, end=told if each.finished else None)
+        return completion_logprobs(ids, lines, self._num_top, pieces)
 
     async def frames(self, outputs: AsyncIterator[Indexed]) -> AsyncGenerator[bytes, None]:
         """All events of the stream."""
