@@ -146,14 +146,6 @@ def test_a_port_in_use_is_named():
     assert code == 1 and f"port {port} on 127.0.0.1 is in use" in said
 
 
-def test_without_its_package_the_command_names_the_extra():
-    block = (
-        "import sys\nsys.modules['httpx'] = None\nfrom octavo.entrypoints.cli import main\nsys.exit(main(sys.argv[1:]))"
-    )
-    code, said = failing("route", "--plain", "http://127.0.0.1:1", code=block)
-    assert code == 1 and said == "octavo: octavo route needs the package httpx; install octavo[router]"
-
-
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "router.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^octavo ((?:route|serve) .*)$", PAGE, re.MULTILINE)
 

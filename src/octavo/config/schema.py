@@ -102,7 +102,7 @@ class CacheConfig:
     )
     kv_transport: str = option(
         "tcp",
-        "What carries a prompt's KV from producer to consumer, the same at both: tcp, nixl (octavo[nixl]), "
+        "What carries a prompt's KV from producer to consumer, the same at both: tcp, nixl (a package of its own), "
         "file:///folder that both can write to, or module:function of your own.",
     )
     kv_connector: tuple[str, ...] | None = option(

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer as Core
 
 from octavo.base.errors import LoadError, ServerError
 from octavo.base.interpreter import module_command
+from octavo.base.packages import install_command
 from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens, without_surrogates
 
 VOCABULARIES = (
@@ -207,11 +208,7 @@ def child_main(folder: str) -> None:
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415 - optional, and only this child may load it
     except ImportError:
-        say(
-            {
-                "error": "it needs Transformers; install octavo with the extra slow-tokenizers (transformers, sentencepiece, protobuf), or add a tokenizer.json"
-            }
-        )
+        say({"error": f"it needs Transformers: add a tokenizer.json, or {install_command('slow-tokenizers')}"})
         return
     loaded: list[Any] = []
 

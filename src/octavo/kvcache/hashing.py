@@ -23,6 +23,7 @@ from typing import NewType, Protocol
 import msgspec
 
 from octavo.base.errors import ConfigError
+from octavo.base.packages import install_command
 from octavo.base.requests import EngineRequest
 
 BlockHash = NewType("BlockHash", bytes)
@@ -102,7 +103,7 @@ def make_hasher(name: str, seed: bytes | None = None) -> BlockHasher:
             import xxhash  # noqa: PLC0415  optional third-party package, only for this hash
         except ImportError:
             raise ConfigError(
-                "prefix_hash 'xxhash' needs the package xxhash; install xxhash with pip or use 'sha256'"
+                f"prefix_hash 'xxhash' needs the package xxhash: use 'sha256', or {install_command('xxhash')}"
             ) from None
         digest: Callable[[bytes], bytes] = xxhash.xxh3_128_digest
         return XxHasher(digest, seed)

@@ -18,6 +18,7 @@ import torch
 from octavo.base.errors import LoadError
 from octavo.base.gguf import GGMLType
 from octavo.base.mapped import Bytes
+from octavo.base.packages import install_command
 
 _CHUNK = 1 << 19  # elements decoded at once: intermediate results stay in the cache
 _PLAIN: Final[Mapping[str, torch.dtype]] = {
@@ -56,7 +57,7 @@ def _by_reference(data: Bytes, kind: GGMLType, shape: Sequence[int], dtype: torc
         values = gguf.dequantize(data.reshape(-1, kind.block_bytes), number)
     except ImportError:
         raise LoadError(
-            f"GGUF type {kind.name} needs the package gguf; install it, or use another quantization"
+            f"GGUF type {kind.name} needs the package gguf: take another quantization, or {install_command('gguf')}"
         ) from None
     except (KeyError, NotImplementedError):
         known = ", ".join((*_PLAIN, *DECODERS))

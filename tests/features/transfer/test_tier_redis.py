@@ -16,7 +16,7 @@ from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.data.seal import Seal
 from tests.features.transfer.test_offload import TURNS, run
 
-redis = pytest.importorskip("redis", reason="the extra octavo[redis] is not installed")
+redis = pytest.importorskip("redis", reason="the package redis is not installed")
 from octavo.features.transfer.data import tier_redis  # noqa: E402
 
 SERVER = shutil.which("redis-server") or shutil.which("valkey-server")

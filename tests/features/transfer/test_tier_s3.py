@@ -20,7 +20,7 @@ from octavo.features.transfer.control import pressure
 from octavo.features.transfer.data.seal import Seal
 from tests.features.transfer.test_offload import TURNS, run
 
-boto3 = pytest.importorskip("boto3", reason="the extra octavo[s3] is not installed")
+boto3 = pytest.importorskip("boto3", reason="the package boto3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
 pytest.importorskip("flask_cors", reason="moto's server needs flask and flask-cors")
 from octavo.features.transfer.data import tier_s3  # noqa: E402

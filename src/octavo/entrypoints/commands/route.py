@@ -1,6 +1,6 @@
 """`octavo route`: bind the port, look at the servers behind it, route until told to stop.
 
-Promises: wrong addresses, a port in use and a missing package are said in one sentence before anything is asked.
+Promises: wrong addresses and a port in use are said in one sentence before anything is asked.
 Does not know: the router (see `router`), which is a feature: the other commands work without it.
 """
 
@@ -28,8 +28,6 @@ def run(call: Call) -> int:
         addresses = load_target(ADDRESSES)(config.prefill, config.decode, config.plain)
         route = load_target(ROUTER)
     except ModuleNotFoundError as error:
-        if error.name == "httpx":
-            raise ConfigError("octavo route needs the package httpx; install octavo[router]") from None
         raise ConfigError(f"octavo route needs a part of Octavo that is not installed: {error}") from None
     configure_logging(server.log_level)
     with contextlib.closing(bind(server.host, server.port)) as listener:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-import httpx
+import httpx2
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -116,7 +116,7 @@ def _application(routes: "_Routes", server: ServerConfig, new_id: Callable[[], s
 class _Routes:
     """Owns: nothing; the router has the state."""
 
-    def __init__(self, router: Router, relay: Relay, client: httpx.AsyncClient, server: ServerConfig) -> None:
+    def __init__(self, router: Router, relay: Relay, client: httpx2.AsyncClient, server: ServerConfig) -> None:
         self._router = router
         self._relay = relay
         self._client = client
@@ -165,7 +165,7 @@ class _Routes:
                 async with asyncio.timeout(MODELS_TIMEOUT_S):
                     url = member.url + request.url.path
                     answer = await self._client.get(url, headers=dict(_passed_on(request)))
-            except (httpx.HTTPError, TimeoutError):
+            except (httpx2.HTTPError, TimeoutError):
                 continue
             if answer.status_code < 500:
                 headers = {"content-type": answer.headers.get("content-type", ""), INSTANCE_HEADER: member.name}
@@ -195,8 +195,8 @@ class _Routes:
 
 def _check_url(url: str) -> None:
     try:
-        httpx.URL(url)
-    except httpx.InvalidURL as error:
+        httpx2.URL(url)
+    except httpx2.InvalidURL as error:
         raise ConfigError(f"{url!r:.80} is not the address of a server: {error}.") from None
 
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-import httpx
+import httpx2
 import msgspec
 
 from octavo.features.router.bodies import Body, Kind, only_prompt
@@ -33,7 +33,7 @@ class _Rendered(msgspec.Struct):
 class Prompts:
     """Owns: nothing; the client has the connections."""
 
-    def __init__(self, client: httpx.AsyncClient, fleet: Fleet) -> None:
+    def __init__(self, client: httpx2.AsyncClient, fleet: Fleet) -> None:
         self._client = client
         self._fleet = fleet
 
@@ -57,7 +57,7 @@ class Prompts:
             if answer.status_code != 200:  # whoever answers the request will say what is wrong with it
                 return []
             prompts = msgspec.json.decode(answer.content, type=_Rendered).prompts
-        except (httpx.HTTPError, TimeoutError, msgspec.MsgspecError) as error:
+        except (httpx2.HTTPError, TimeoutError, msgspec.MsgspecError) as error:
             logger.info("%s did not render a prompt, which is routed by load: %r", member.name, error)
             return []
         return prompts[0].prompt_token_ids if len(prompts) == 1 else []

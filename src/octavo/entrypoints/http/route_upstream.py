@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import httpx
+import httpx2
 import msgspec
 
 from octavo.config.schema import RouterConfig
@@ -26,11 +26,11 @@ DRAINING_S = 5.0  # for one that does not say how long
 MAX_DRAINING_S = 60.0
 
 
-def make_client(config: RouterConfig) -> httpx.AsyncClient:
+def make_client(config: RouterConfig) -> httpx2.AsyncClient:
     """The client for everything that the router asks; its owner closes it."""
-    return httpx.AsyncClient(
-        timeout=httpx.Timeout(None, connect=config.connect_timeout_s, write=WRITE_TIMEOUT_S),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_CONNECTION_S),
+    return httpx2.AsyncClient(
+        timeout=httpx2.Timeout(None, connect=config.connect_timeout_s, write=WRITE_TIMEOUT_S),
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_CONNECTION_S),
         headers={"user-agent": "octavo-route", "accept-encoding": "identity"},
         trust_env=False,
     )
@@ -92,7 +92,7 @@ class Running:
     """
 
     def __init__(
-        self, member: Member, fuse: Fuse, response: httpx.Response, first: bytes, rest: AsyncIterator[bytes]
+        self, member: Member, fuse: Fuse, response: httpx2.Response, first: bytes, rest: AsyncIterator[bytes]
     ) -> None:
         self.member = member
         self.headers: Mapping[str, str] = response.headers
@@ -108,7 +108,7 @@ class Running:
             yield chunk
             try:
                 chunk = await self._fuse.guard(self._next, None)
-            except httpx.HTTPError as error:
+            except httpx2.HTTPError as error:
                 raise Unanswered(Failure.LOST, _why(error)) from None
 
     async def _next(self) -> bytes:
@@ -125,7 +125,7 @@ class Running:
 class Upstream:
     """Owns: nothing; the client has the connections."""
 
-    def __init__(self, client: httpx.AsyncClient, config: RouterConfig) -> None:
+    def __init__(self, client: httpx2.AsyncClient, config: RouterConfig) -> None:
         self._client = client
         self._first_byte_s = config.first_byte_timeout_s
 
@@ -137,10 +137,10 @@ class Upstream:
         try:
             request = self._client.build_request("POST", member.url + path, content=body, headers=dict(headers))
             got = await fuse.guard(lambda: self._answer(member, fuse, request), self._first_byte_s)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             member.health.refused(_why(error))
             raise Unanswered(Failure.CONNECT, _why(error)) from None
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise Unanswered(Failure.LOST, _why(error)) from None
         finally:
             if not isinstance(got, Running):
@@ -149,7 +149,7 @@ class Upstream:
             raise Unanswered(Failure.STATUS, self._note_status(member, got), got)
         return got
 
-    async def _answer(self, member: Member, fuse: Fuse, request: httpx.Request) -> Answer | Running:
+    async def _answer(self, member: Member, fuse: Fuse, request: httpx2.Request) -> Answer | Running:
         response = await self._client.send(request, stream=True)
         try:
             streams = response.headers.get("content-type", "").startswith("text/event-stream")
@@ -191,5 +191,5 @@ def error_code(body: bytes) -> Any:
         return None
 
 
-def _why(error: httpx.HTTPError) -> str:
+def _why(error: httpx2.HTTPError) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-import httpx
+import httpx2
 import msgspec
 
 from octavo.config.schema import RouterConfig
@@ -29,7 +29,7 @@ class Watch:
     """Owns: its tasks, two a server."""
 
     def __init__(
-        self, fleet: Fleet, client: httpx.AsyncClient, config: RouterConfig, headers: Mapping[str, str]
+        self, fleet: Fleet, client: httpx2.AsyncClient, config: RouterConfig, headers: Mapping[str, str]
     ) -> None:
         self._fleet = fleet
         self._client = client
@@ -74,11 +74,11 @@ class Watch:
         try:
             async with asyncio.timeout(limit_s):
                 response = await self._client.get(f"{member.url}/health")
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             return health.failed(f"it cannot be connected to: {error or type(error).__name__}", refused=True)
         except TimeoutError:
             return health.failed(f"it did not answer a check within {limit_s:g} s")
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             return health.failed(f"a check failed: {type(error).__name__} {error}".strip())
         if response.status_code == 200:
             health.passed()
@@ -96,7 +96,7 @@ class Watch:
             rest_s = EVENTS_REST_S
             try:
                 rest_s = await self._follow(member)
-            except (httpx.HTTPError, msgspec.MsgspecError, StartOver, ValueError) as error:
+            except (httpx2.HTTPError, msgspec.MsgspecError, StartOver, ValueError) as error:
                 logger.debug("cache events of %s: %r", member.name, error)
             finally:
                 member.mirror.forget()
@@ -104,7 +104,7 @@ class Watch:
 
     async def _follow(self, member: Member) -> float:
         """Follow one stream to its end; seconds until the next."""
-        timeout = httpx.Timeout(EVENTS_SILENCE_S, connect=self._config.connect_timeout_s)
+        timeout = httpx2.Timeout(EVENTS_SILENCE_S, connect=self._config.connect_timeout_s)
         url = f"{member.url}/v1/kv/events"
         async with self._client.stream("GET", url, headers=self._headers, timeout=timeout) as response:
             if response.status_code != 200:

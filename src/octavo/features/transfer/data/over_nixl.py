@@ -6,7 +6,7 @@ transfer that cannot be ended keeps its blocks: leaking for a while is better th
 (PDX-9).
 Does not know: leases' ends, or what a consumer does with blocks.
 
-NIXL is a package of its own (`octavo[nixl]`); it needs no GPU.
+NIXL is a package of its own (the extra `nixl`); it needs no GPU.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from octavo.base.errors import ConfigError
+from octavo.base.packages import install_command
 from octavo.features.transfer.data.connection import Connection
 from octavo.features.transfer.data.guard import LeaseGuard
 from octavo.features.transfer.data.over_tcp import NO_BLOCK, LeaseGiver
@@ -42,7 +43,7 @@ MEMORY: Final = "DRAM"
 def open_agent(regions: Sequence[KVRegion]) -> Any:
     """A NIXL agent that knows the cache. Raises `ConfigError` without the package, or where it does not work."""
     if nixl is None:
-        raise ConfigError("--kv-transport nixl needs the package nixl; install octavo[nixl]")
+        raise ConfigError(f"--kv-transport nixl needs the package nixl: {install_command('nixl')}")
     for name in ("nixl", "nixl._api"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from octavo.base.errors import ConfigError
+from octavo.base.packages import install_command
 from octavo.features.transfer.address import TierAddress
 from octavo.features.transfer.data.api import Bytes
 from octavo.features.transfer.data.seal import Seal
@@ -115,7 +116,7 @@ class RedisTier:
 def make(address: TierAddress, seal: Seal) -> RedisTier:
     """The tier of a `redis://` address. Raises `ConfigError` without the package."""
     if redis is None:
-        raise ConfigError(f"--kv-tier {address.text} needs the package redis; install octavo[redis]")
+        raise ConfigError(f"--kv-tier {address.text} needs the package redis: {install_command('redis')}")
     client = redis.Redis.from_url(
         address.name, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, health_check_interval=30, retry=None
     )

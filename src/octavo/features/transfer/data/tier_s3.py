@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from octavo.base.errors import ConfigError
+from octavo.base.packages import install_command
 from octavo.features.transfer.address import TierAddress
 from octavo.features.transfer.data.api import Bytes
 from octavo.features.transfer.data.crew import Crew
@@ -176,7 +177,7 @@ def _or_absent(call: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
 def make(address: TierAddress, seal: Seal) -> S3Tier:
     """The tier of an `s3://` address. Raises `ConfigError` without the package, or without credentials."""
     if boto3 is None:
-        raise ConfigError(f"--kv-tier {address.text} needs the package boto3; install octavo[s3]")
+        raise ConfigError(f"--kv-tier {address.text} needs the package boto3: {install_command('s3')}")
     session = boto3.session.Session()
     if session.get_credentials() is None:
         raise ConfigError(
