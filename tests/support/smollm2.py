@@ -1,7 +1,7 @@
 """The real model for tests: SmolLM2-135M-Instruct, as GGUF and as a float32 Hugging Face folder.
 
 Promises: the float32 folder is made by the `gguf` package, independent of Octavo's own reader, once per machine.
-Does not know: how the file is fetched (see `octavo.config.pull`).
+Does not know: how the file is fetched (see `octavo.config.embedded`).
 """
 
 import json
@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from octavo.base.errors import LoadError
+from octavo.config.embedded import fetch_embedded_model
 from octavo.config.env import read_env
-from octavo.config.pull import fetch_embedded_model
 from tests.support.fixture_tokenizers import save_tokenizer
 
 _LAYER_NAMES = {

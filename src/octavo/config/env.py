@@ -29,6 +29,30 @@ SPIN_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HubAccess:
+    """Where models come from, by the variables that every program of that hub reads.
+
+    HF_ENDPOINT: another address than the hub's own. HF_TOKEN (or the file that `hf auth login` writes: HF_TOKEN_PATH,
+    HF_HOME): who asks. HF_HUB_OFFLINE: ask nobody.
+    """
+
+    endpoint: str = "https://huggingface.co"
+    offline: bool = False
+    token: str | None = field(default=None, repr=False)
+    token_file: Path | None = None
+
+    def read_token(self) -> str | None:
+        """The token, from the file where the environment has none; None for none that a header can carry."""
+        token = self.token
+        if token is None and self.token_file is not None:
+            try:
+                token = self.token_file.read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError):
+                return None
+        return token if token and token.isascii() and token.isprintable() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Env:
     """What the environment says. `plugins` None means not set; empty means none."""
 
@@ -37,6 +61,7 @@ class Env:
     plugins: tuple[str, ...] | None = None
     config_file: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)  # OCTAVO_MAX_MODEL_LEN -> under "OCTAVO_MAX_MODEL_LEN"
+    hub: HubAccess = HubAccess()
 
 
 def read_env(environ: Mapping[str, str] | None = None) -> Env:
@@ -44,12 +69,32 @@ def read_env(environ: Mapping[str, str] | None = None) -> Env:
     env = os.environ if environ is None else environ
     plugins = env.get("OCTAVO_PLUGINS")
     cache = env.get("OCTAVO_CACHE")
+    home = _home(env)
     return Env(
-        cache_dir=Path(cache) if cache else Path(env.get("HOME", "~")).expanduser() / ".cache" / "octavo",
+        cache_dir=Path(cache) if cache else home / ".cache" / "octavo",
         debug=env.get("OCTAVO_DEBUG", "") not in ("", "0"),
         plugins=None if plugins is None else tuple(p.strip() for p in plugins.split(",") if p.strip()),
         config_file=env.get("OCTAVO_CONFIG") or None,
         options={k: v for k, v in env.items() if k.startswith(_PREFIX) and k not in NAMES},
+        hub=_hub(env, home),
+    )
+
+
+def _home(env: Mapping[str, str]) -> Path:
+    """The user's folder; the current one for a user that the machine does not know (a container's number)."""
+    try:
+        return Path(env.get("HOME") or "~").expanduser()
+    except RuntimeError:
+        return Path()
+
+
+def _hub(env: Mapping[str, str], home: Path) -> HubAccess:
+    folder = Path(env.get("HF_HOME") or home / ".cache" / "huggingface")
+    return HubAccess(
+        endpoint=(env.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
+        offline=env.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"),
+        token=env.get("HF_TOKEN") or None,
+        token_file=Path(env.get("HF_TOKEN_PATH") or folder / "token"),
     )
 
 

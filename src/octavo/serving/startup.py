@@ -17,8 +17,10 @@ from octavo.base.types import UsageContext
 from octavo.config.args import ENGINE_SECTIONS, Given, engine_config, given_from_keywords
 from octavo.config.env import Env, compute_settings, read_env
 from octavo.config.facts import ModelFacts, read_generation_defaults, read_model_facts
-from octavo.config.pull import EMBEDDED_NAME, EMBEDDED_SAMPLING, is_embedded, pull_model
+from octavo.config.names import EMBEDDED_FILE, EMBEDDED_NAME, EMBEDDED_SAMPLING, hub_name, is_embedded
+from octavo.config.pull import pull_model
 from octavo.config.schema import EngineConfig
+from octavo.config.store import Hold
 from octavo.engine.client import EngineClient, InprocClient
 from octavo.engine.process import SocketClient
 from octavo.engine.spawn import Process, process_ahead
@@ -64,11 +66,13 @@ class OfflineFront:
     info: EngineInfo
     report: StartupReport
     client: EngineClient
+    hold: Hold  # on the model's files, for as long as the engine runs
 
     def close(self) -> None:
         """Stop the engine and free everything; may be called twice."""
         self.engine.close()
         self.renderer.close()
+        self.hold.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +82,13 @@ class OnlineFront:
     front: Front
     report: StartupReport
     client: EngineClient
+    hold: Hold
 
     def close(self) -> None:
         """Stop the engine and free everything; may be called twice."""
         self.client.close()
         self.front.renderer.close()
+        self.hold.close()
 
 
 def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
@@ -90,12 +96,12 @@ def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
     config = engine_config(given)
     load_general(env.plugins, config.plugins.require_plugin or (), progress)
     name = config.model.model or EMBEDDED_NAME
-    path = pull_model(name, env.cache_dir, progress)
+    path = pull_model(name, env, progress)
     facts = read_model_facts(str(path))
     tokenizer = load_tokenizer(str(path))
     template = load_chat_template(str(path), config.model.chat_template)
     eos, defaults = _generation_defaults(config.model.generation_config, str(path), facts, tokenizer)
-    if not defaults and is_embedded(name) and config.model.generation_config == "auto":
+    if not defaults and path.name == EMBEDDED_FILE and config.model.generation_config == "auto":
         defaults = EMBEDDED_SAMPLING
     config = _replace_model(config, str(path), env)
     return Prepared(
@@ -114,7 +120,7 @@ def shown_name(given: str) -> str:
     """What clients are shown of a model that was given as `given`: of a path, the folder's or the file's own name."""
     path = Path(given).expanduser()
     if not path.exists():
-        return given
+        return given if is_embedded(given) else str(hub_name(given))
     path = path if path.name not in ("", "..") else path.resolve()
     return path.name.removesuffix(".gguf") or given
 
@@ -210,6 +216,7 @@ def open_offline(options: Mapping[str, Any], progress: Progress | None = None, e
         info=info,
         report=report,
         client=client,
+        hold=_hold(prepared, env),
     )
 
 
@@ -242,7 +249,11 @@ def open_online(
         info=info,
         feed=feed,
     )
-    return OnlineFront(front=front, report=report, client=client)
+    return OnlineFront(front=front, report=report, client=client, hold=_hold(prepared, env))
+
+
+def _hold(prepared: Prepared, env: Env) -> Hold:
+    return Hold(env.cache_dir, Path(prepared.facts.source))
 
 
 def _feed(config: EngineConfig, report: StartupReport) -> Feed:

