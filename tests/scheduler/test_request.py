@@ -106,6 +106,20 @@ def test_only_the_first_admission_counts_as_cached() -> None:
     assert req.num_cached_tokens == 4
 
 
+def test_of_what_several_brought_each_is_named_for_its_share() -> None:
+    """TIR-18: also when less came than was promised, or some of it was here."""
+    for local, there, want in (
+        (2, 8, {"device": 2, "host": 2, "file": 4}),
+        (2, 6, {"device": 2, "host": 2, "file": 2}),
+        (5, 8, {"device": 5, "file": 3}),
+        (0, 3, {"host": 3}),
+        (0, 10, {"host": 4, "file": 4, "tier": 2}),
+    ):
+        req = make()
+        req.note_cached(local, "tier", there - local, ((4, "host"), (8, "file")))
+        assert (req.num_cached_tokens, req.cached_by_source) == (there, want)
+
+
 def test_scoring_the_prompt_needs_every_position_computed() -> None:
     assert not make(prompt_logprobs=2).reads_prefix_cache
     assert make(logprobs=2).reads_prefix_cache

@@ -171,7 +171,7 @@ class Ledger:
         if there < req.promised_tokens and any(NULL_BLOCK in row for row in self.kv.blocks(req.request_id)):
             self.strip(req)  # the missing tokens cannot be computed: a window was counted as passed
             return
-        req.note_cached(local, req.promised_source or part.name, there - local)
+        req.note_cached(local, req.promised_source or part.name, there - local, req.promised_shares)
         self.commit(req, there)
         req.start_from(there)
         req.promised_tokens = 0

@@ -118,6 +118,7 @@ class Request:
         "num_reserved_tokens",
         "num_stale_output_tokens",
         "num_tokens",
+        "promised_shares",
         "promised_source",
         "promised_tokens",
         "reads_prefix_cache",
@@ -175,6 +176,7 @@ class Request:
         self.lost_blocks = False  # it had some once: what it finds now may be its own
         self.promised_tokens = 0
         self.promised_source = ""
+        self.promised_shares: tuple[tuple[int, str], ...] = ()
         self.steady = False
         self.valid_from = NEVER
         self.last_seq = 0
@@ -259,12 +261,19 @@ class Request:
         self.num_reserved_tokens = -(-num_tokens // size) * size
         self.holds_blocks = True
 
-    def note_cached(self, local_tokens: int, source: str, source_tokens: int) -> None:
-        """What the first admission found; a resumed request's own tokens are no hit (REQ-3)."""
+    def note_cached(
+        self, local_tokens: int, source: str, source_tokens: int, shares: Sequence[tuple[int, str]] = ()
+    ) -> None:
+        """What the first admission found; a resumed request's own tokens are no hit (REQ-3). `shares`: see
+        `seams.Match`; what is beyond them is the source's."""
         if self.num_preemptions or not local_tokens + source_tokens:
             return
-        self.num_cached_tokens = local_tokens + source_tokens
-        found = {"device": local_tokens, source or "external": source_tokens}
+        at, total = local_tokens, local_tokens + source_tokens
+        self.num_cached_tokens = total
+        found = {"device": local_tokens}
+        for end, name in (*shares, (total, source or "external")):
+            found[name] = found.get(name, 0) + max(0, min(end, total) - at)
+            at = max(at, min(end, total))
         self.cached_by_source = {name: n for name, n in found.items() if n}
 
     def lose_blocks(self) -> None:

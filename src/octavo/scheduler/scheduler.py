@@ -32,6 +32,7 @@ class _Found(msgspec.Struct, frozen=True):
     hit: PrefixHit | None = None
     part: ControlPart | None = None
     source: str = ""
+    shares: tuple[tuple[int, str], ...] = ()
     wait: bool = False
 
 
@@ -232,7 +233,7 @@ class Scheduler:
                 return None
             total = min(match.tokens, req.num_tokens - 1)  # the last token is computed, for its logits (SCH-23)
             if total > best.total:
-                best = _Found(local, total, hit, part, match.source, match.wait)
+                best = _Found(local, total, hit, part, match.source, match.shares, match.wait)
         return best
 
     def _enter(self, req: Request, found: _Found, draft: StepDraft) -> None:
@@ -248,7 +249,7 @@ class Scheduler:
             req.times.scheduled_s = self._clock()
         draft.new.append((req, blocks))
         if not had_blocks:
-            req.note_cached(found.local, found.source, found.total - found.local)
+            req.note_cached(found.local, found.source, found.total - found.local, found.shares)
             req.promised_tokens = found.total if found.part is not None else 0
         self._tell_reserved(req, draft, found.part, found.total)
         if req.num_computed_tokens < req.num_tokens:
@@ -273,6 +274,7 @@ class Scheduler:
         req.reserved(found.total)
         req.promised_tokens = found.total
         req.promised_source = found.source
+        req.promised_shares = found.shares
         self.ledger.park(req, part)
         for each in self._parts:
             each.after_reserve(req, reservation.new_blocks, found.total if each is part else 0)

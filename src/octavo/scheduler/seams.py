@@ -63,11 +63,14 @@ class Match(msgspec.Struct, frozen=True):
     `tokens` is the whole prefix length the part can provide (0: nothing); of the last token's KV no use is made,
     since it is computed for its logits. With `wait`, the request parks
     in WAITING_KV after its blocks were reserved, until `absorb` reports it ready.
+    `source` is where it comes from, for people. Where several bring it, `shares` says in order up to which token
+    each does: ((512, "host"), (768, "file")).
     """
 
     tokens: int = 0
     wait: bool = False
     source: str = ""
+    shares: tuple[tuple[int, str], ...] = ()
 
 
 class Retry(msgspec.Struct, frozen=True):
