@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from octavo.features.transfer.control import tiers as stack_of_tiers
+from octavo.features.transfer.control import search
 from octavo.features.transfer.data import agent, lane, tier_threads
 from tests.support import checkpoints
 from tests.support.clients import together
@@ -45,7 +45,7 @@ def slow_transfers(of=frozenset({"octavo-kv-loads", "octavo-kv-file", "octavo-kv
     with pytest.MonkeyPatch.context() as patch:
         for module in (agent, tier_threads):
             patch.setattr(module, "Lane", SlowLane)
-        patch.setattr(stack_of_tiers, "TRY_AGAIN", 1)
+        patch.setattr(search, "TRY_AGAIN", 1)
         SlowLane.delayed.clear()
         yield
         assert of <= SlowLane.delayed

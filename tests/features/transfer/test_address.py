@@ -24,6 +24,22 @@ def test_a_bucket_has_a_place_an_endpoint_and_a_region():
     assert [t.policy for t in parse_tiers(("host", "file:///a", "s3://bucket"))] == ["lru", "chunk", "chunk"]
 
 
+def test_limits_of_a_tier_are_options_of_its_address():
+    """F34, TIR-17."""
+    one = parse_tiers(("file:///a?timeout=2.5&thin_below=5MiB&full_above=7MiB",))[1]
+    assert (one.timeout_s, one.thin_below, one.full_above) == (2.5, 5 << 20, 7 << 20)
+    one = parse_tiers(("redis://a/0?thin_below=100MiB",))[1]
+    assert (one.timeout_s, one.full_above) == (10.0, 200 << 20)
+    assert parse_tiers(("peer://a:1?timeout=1",))[1].timeout_s == 1.0
+
+
+def test_a_tier_is_local_or_remote():
+    """TIR-10."""
+    host, file, redis, peer = parse_tiers(("file:///a", "redis://b/0", "peer://c:1"))
+    assert host.names == {"host"} and file.names == {"file:///a", "file", "local"}
+    assert redis.names == {"redis://b/0", "redis", "remote"} and "remote" in peer.names
+
+
 def test_there_is_a_host_tier_also_when_none_is_given():
     assert [(t.kind, t.size) for t in parse_tiers(("file:///a",))] == [("host", DEFAULT_HOST_BYTES), ("file", None)]
     assert parse_tiers(("host",))[0].size == DEFAULT_HOST_BYTES
@@ -57,7 +73,13 @@ def test_what_each_tier_holds_is_said_at_the_start():
             ("file:///a?policy=all",),
             "the policy is chunk, for what was newly computed, or request, for all of a request; got 'all'",
         ),
-        (("peer://a:1?policy=request",), "peer has no option 'policy'; it has none"),
+        (("peer://a:1?policy=request",), "peer has no option 'policy'; it has timeout"),
+        (("file:///a?timeout=soon",), "the timeout is seconds, above 0 and at most 3600, got 'soon'"),
+        (("file:///a?timeout=0",), "the timeout is seconds, above 0 and at most 3600, got '0'"),
+        (("file:///a?timeout=nan",), "the timeout is seconds, above 0 and at most 3600, got 'nan'"),
+        (("file:///a?thin_below=0",), "thin_below is bytes a second, above 0 and not above full_above; got 0 and 0"),
+        (("file:///a?thin_below=2KiB&full_above=1KiB",), "not above full_above; got 2048 and 1024"),
+        (("file:///a?full_above=much",), "full_above must be a size such as"),
         (("s3:///prefix",), "give the bucket as s3://bucket/prefix"),
         (("s3://bucket?endpoint=here:9000",), "the endpoint is a URL such as http://10.0.0.2:9000, got 'here:9000'"),
     ],

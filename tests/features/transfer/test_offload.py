@@ -19,7 +19,7 @@ from octavo.base.types import FinishReason
 from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.client import InprocClient
 from octavo.engine.startup import build_core
-from octavo.features.transfer.control import tiers as stack_of_tiers
+from octavo.features.transfer.control import search
 from octavo.features.transfer.control.figures import METRICS
 from octavo.features.transfer.data import agent
 from octavo.features.transfer.data.regions import HostView, RegionPlace
@@ -56,7 +56,7 @@ def run(turns=TURNS, path=None, together=False, **options):
     Models this small are often computed faster than a tier gives; here tiers are asked all the same.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stack_of_tiers, "TRY_AGAIN", 1)
+        patch.setattr(search, "TRY_AGAIN", 1)
         with LLM(model=str(path or checkpoints.tiny_llama()), **{**BASE, **options}) as llm:
             batches = [turns] if together else [[turn] for turn in turns]
             outs = [out for batch in batches for out in llm.generate(batch, GREEDY, use_tqdm=False)]
@@ -196,7 +196,7 @@ class Engine:
 
     def __enter__(self):
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(stack_of_tiers, "TRY_AGAIN", 1)
+        self.patch.setattr(search, "TRY_AGAIN", 1)
         self.client.start(self.inbox.put, self.inbox.put)
         return self
 

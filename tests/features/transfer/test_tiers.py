@@ -1,53 +1,10 @@
-"""The manager of the tiers: rules one by one, and all of them at random (TIR-10 .. TIR-22, TIR-34)."""
+"""The manager of the tiers: its rules one by one (TIR-10 .. TIR-22)."""
 
-import random
-from dataclasses import dataclass, field
-
-import pytest
-
-from octavo.features.transfer.control.evict import make_policy
-from octavo.features.transfer.control.primary import PrimaryTier
-from octavo.features.transfer.control.tier_books import TierFacts
-from octavo.features.transfer.control.tiers import Found, Lookup, TierStack
+from octavo.features.transfer.control.search import Found, Lookup
 from octavo.features.transfer.plan import JobReport, TierJobKind
+from tests.support.tier_rig import Rig, keys
 
 FIND, READ, WRITE = TierJobKind.FIND, TierJobKind.READ, TierJobKind.WRITE
-
-
-class Rig:
-    """A stack and a clock that is set by hand."""
-
-    def __init__(self, rows=8, tiers=("disk",), policy="lru", patience_s=2.0, chunk_bytes=0, greedy=()):
-        self.now = 0.0
-        self.stack = TierStack(
-            PrimaryTier(rows, make_policy(policy, rows)),
-            [TierFacts(name=name, wants_all=name in greedy) for name in tiers],
-            clock=lambda: self.now,
-            patience_s=patience_s,
-            chunk_bytes=chunk_bytes,
-        )
-
-    def store(self, request_id, keys, good=True):
-        chunks = self.stack.begin_store(request_id, keys)
-        for chunk in chunks:
-            self.stack.end_store(request_id, chunk, good)
-        return [chunk.key for chunk in chunks]
-
-    def answer(self, *jobs, good=True, seconds=0.0):
-        for job in jobs:
-            self.stack.absorb(
-                JobReport(job=job.job, good=(good,) * len(job.keys), num_bytes=1000 * len(job.rows), seconds=seconds)
-            )
-            self.stack.check()
-
-    def jobs(self, *kinds):
-        jobs = self.stack.take_jobs()
-        assert [job.kind for job in jobs] == list(kinds)
-        return jobs
-
-
-def keys(text):
-    return tuple(letter.encode() for letter in text)
 
 
 def test_what_was_stored_is_found_and_loaded():
@@ -59,7 +16,7 @@ def test_what_was_stored_is_found_and_loaded():
     rig.stack.open("b")
     assert rig.stack.lookup("b", keys("xyz")) == Lookup(2, Found.MISS)
     loads = rig.stack.begin_load(keys("xy"))
-    assert rig.stack.source("b", keys("xy")) == "host" and all(chunk.pins == 1 for chunk in loads)
+    assert rig.stack.sources("b", keys("xy")) == ("host", "host") and all(chunk.pins == 1 for chunk in loads)
     rig.stack.end_load(loads)
     rig.stack.check()
     assert not rig.stack.has_pending_work
@@ -103,7 +60,7 @@ def test_a_prefix_is_asked_for_and_promoted_in_one_batch_each():
     assert read.keys == keys("xy") and len(set(read.rows)) == 2
     rig.answer(read)
     assert rig.stack.lookup("a", keys("xyz")) == Lookup(2, Found.MISS)
-    assert rig.stack.source("a", keys("xy")) == "file" and len(rig.stack.begin_load(keys("xy"))) == 2
+    assert rig.stack.sources("a", keys("xy")) == ("file", "file") and len(rig.stack.begin_load(keys("xy"))) == 2
 
 
 def test_two_requests_that_want_the_same_start_one_promotion():
@@ -117,24 +74,49 @@ def test_two_requests_that_want_the_same_start_one_promotion():
     (read,) = rig.jobs(READ)
     rig.answer(read)
     assert [rig.stack.lookup(name, keys("x")) for name in "ab"] == [Lookup(1, Found.HIT)] * 2
-    assert rig.stack.source("a", keys("x")) == "file" and rig.stack.source("b", keys("x")) == "host"
+    assert rig.stack.sources("a", keys("x")) == ("file",) and rig.stack.sources("b", keys("x")) == ("host",)
 
 
-def test_tiers_are_asked_in_order_and_only_those_that_the_request_may_use():
+def test_all_tiers_are_asked_at_once_and_only_those_that_the_request_may_use():
+    """F32, TIR-10."""
     rig = Rig(tiers=("disk", "far"))
     rig.stack.open("a")
     rig.stack.open("b", only=("far",))
+    assert rig.stack.lookup("b", keys("y")).state is Found.RETRY
     assert rig.stack.lookup("a", keys("x")).state is Found.RETRY
-    assert rig.stack.lookup("b", keys("x")).state is Found.RETRY
     first, second = rig.jobs(FIND, FIND)
-    assert (first.tier, second.tier) == (0, 1)
-    rig.answer(first, second, good=False)
-    assert rig.stack.lookup("b", keys("x")).state in (Found.MISS, Found.RETRY)
+    assert (first.tier, first.keys) == (0, keys("x")) and (second.tier, second.keys) == (1, keys("yx"))
+    rig.answer(second, good=False)
+    assert rig.stack.lookup("b", keys("y")) == Lookup(0, Found.MISS)  # nobody else may have it
     assert rig.stack.lookup("a", keys("x")).state is Found.RETRY
-    jobs = rig.stack.take_jobs()
-    assert {job.tier for job in jobs} == {1}
-    rig.answer(*jobs, good=False)
-    assert rig.stack.lookup("a", keys("x")) == rig.stack.lookup("b", keys("x")) == Lookup(0, Found.MISS)
+    rig.answer(first, good=False)
+    assert rig.stack.lookup("a", keys("x")) == Lookup(0, Found.MISS)
+    rig.jobs()
+
+
+def test_of_two_tiers_that_have_a_chunk_the_first_gives_it_and_the_second_if_that_fails():
+    rig = Rig(tiers=("disk", "far"))
+    rig.stack.open("a")
+    rig.stack.lookup("a", keys("x"))
+    rig.answer(*rig.jobs(FIND, FIND))
+    assert rig.stack.lookup("a", keys("x")).state is Found.PENDING
+    (read,) = rig.jobs(READ)
+    assert read.tier == 0
+    rig.answer(read, good=False)
+    assert rig.stack.lookup("a", keys("x")).state is Found.PENDING
+    (read,) = rig.jobs(READ)
+    assert read.tier == 1
+    rig.answer(read)
+    assert rig.stack.lookup("a", keys("x")) == Lookup(1, Found.HIT)
+
+
+def test_tiers_are_named_by_address_medium_or_locality():
+    """TIR-10."""
+    rig = Rig(tiers=("disk", "far"), remote=("far",))
+    for number, (name, tiers) in enumerate([("local", {0}), ("remote", {1}), ("far", {1}), ("file", {0, 1})]):
+        rig.stack.open(name, only=(name,))
+        rig.stack.lookup(name, (b"%d" % number,))
+        assert {job.tier for job in rig.stack.take_jobs()} == tiers
 
 
 def test_a_failed_promotion_is_a_miss_and_is_not_tried_again():
@@ -227,7 +209,7 @@ def test_a_tier_that_wants_all_of_a_request_gets_what_the_primary_had_and_what_w
 
 
 def test_one_tier_may_want_all_where_another_does_not():
-    rig = Rig(tiers=("disk", "far"), greedy=("far",))
+    rig = Rig(rows=16, tiers=("disk", "far"), greedy=("far",))
     rig.stack.open("a")
     assert rig.stack.wants_all("a")
     rig.store("a", keys("x"))
@@ -247,7 +229,7 @@ def test_one_tier_may_want_all_where_another_does_not():
 
 def test_tiers_that_a_request_does_not_name_are_not_given_its_chunks():
     rig = Rig(tiers=("disk", "far"))
-    assert rig.stack.names == {"host", "file", "disk", "far"}
+    assert rig.stack.names == {"host", "file", "local", "disk", "far"}
     rig.stack.open("a", only=("far",))
     rig.store("a", keys("x"))
     (write,) = rig.jobs(WRITE)
@@ -303,10 +285,16 @@ def test_what_is_faster_to_compute_is_not_read_but_tried_now_and_then():
     rig.stack.open("b")
     assert rig.stack.lookup("b", keys("xy"), compute_s=0.1) == Lookup(1, Found.MISS)  # what is in the host is used
     rig.jobs()
-    assert rig.stack.lookup("b", keys("xy"), compute_s=1.0).state is Found.RETRY
+    rig.stack.open("c")
+    assert rig.stack.lookup("c", keys("xy"), compute_s=1.0).state is Found.RETRY
     rig.jobs(FIND)
-    states = [rig.stack.lookup("b", (b"%d" % i,), compute_s=0.1).state for i in range(130)]
-    assert states.count(Found.RETRY) == 2 and rig.stack.stats()["disk.not_worth"] == 131
+    waits = []
+    for i in range(130):
+        rig.stack.open(f"r{i}")
+        waits.append(rig.stack.lookup(f"r{i}", (b"%d" % i,), compute_s=0.1).state is Found.RETRY)
+    assert sum(waits) == 2 and rig.stack.stats()["disk.not_worth"] == 131
+    tried = waits.index(True)
+    assert rig.stack.lookup(f"r{tried}", (b"%d" % tried,), compute_s=0.1).state is Found.RETRY  # until it is answered
 
 
 def test_a_reset_forgets_all_but_waits_for_whoever_is_at_a_row():
@@ -323,198 +311,3 @@ def test_a_reset_forgets_all_but_waits_for_whoever_is_at_a_row():
     rig.answer(write)
     assert rig.stack.primary.get(b"y") is None and rig.stack.primary.num_free == 2
     assert Rig(tiers=()).stack.reset() is True
-
-
-# ---- everything at random ---------------------------------------------------------------------
-
-
-@dataclass
-class Request:
-    """One simulated request: its prefix, and what it is doing."""
-
-    name: str
-    keys: tuple
-    loading: list = field(default_factory=list)
-    waited: float = 0.0
-    settled: bool = False
-
-
-class Simulation:
-    """Requests, tiers that succeed, fail, stall, lose, answer twice and out of order, and the bytes of every row."""
-
-    def __init__(self, seed, rows=12, num_tiers=2):
-        self.chance = random.Random(seed)
-        self.rig = Rig(
-            rows=rows,
-            tiers=[f"t{i}" for i in range(num_tiers)],
-            policy=self.chance.choice(["lru", "arc"]),
-            patience_s=30,
-        )
-        self.stack = self.rig.stack
-        self.rows = [None] * rows  # what the memory holds
-        self.tiers = [set() for _ in range(num_tiers)]
-        self.in_flight = []  # jobs given out and not carried out
-        self.done = []  # carried out and not reported, or to be reported again
-        self.copying = []  # (request, chunk) on the way from the device
-        self.requests = {}
-        self.count = 0
-        self.longest_wait = 0.0
-
-    def step(self):
-        self.rig.now += self.chance.choice([0.0, 0.1, 1.0])
-        for act in self.chance.choices(
-            [self.arrive, self.ask, self.ask, self.load, self.end_load, self.store, self.copied, self.leave, self.work,
-             self.work, self.report, self.reset],
-            weights=[5, 5, 5, 5, 5, 6, 6, 3, 6, 6, 6, 0.1], k=6,
-        ):  # fmt: skip
-            act()
-        self.in_flight += self.stack.take_jobs()
-        self.stack.check()
-
-    def some(self):
-        return self.chance.choice(list(self.requests.values())) if self.requests else None
-
-    def arrive(self):
-        if len(self.requests) > 8:
-            return
-        self.count += 1
-        family, length = self.chance.randrange(4), self.chance.randint(1, 9)
-        name = f"r{self.count}"
-        self.requests[name] = Request(name, tuple(b"%d.%d" % (family, i) for i in range(length)))
-        only = self.chance.choice([None, None, ("t0",), ("t1",), ()])
-        self.stack.open(name, wants_all=self.chance.random() < 0.2, only=only)
-
-    def ask(self):
-        req = self.some()
-        if req is None or req.loading:
-            return
-        found = self.stack.lookup(req.name, req.keys)
-        assert (found.state is Found.HIT) == (found.num_ready == len(req.keys))
-        if found.state in (Found.RETRY, Found.PENDING):
-            req.waited = req.waited or self.rig.now
-            self.longest_wait = max(self.longest_wait, self.rig.now - req.waited)
-        else:
-            req.waited, req.settled = 0.0, True
-
-    def load(self):
-        req = self.some()
-        if req is None or req.loading:
-            return
-        found = self.stack.lookup(req.name, req.keys)
-        if found.num_ready:
-            req.loading = list(self.stack.begin_load(req.keys[: found.num_ready]))
-
-    def end_load(self):
-        req = self.some()
-        if req is not None and req.loading:
-            self.finish_load(req)
-
-    def finish_load(self, req):
-        for chunk in req.loading:  # to the last moment, the row holds what it should
-            assert self.rows[chunk.row] == chunk.key
-        self.stack.end_load(req.loading)
-        req.loading = []
-
-    def store(self):
-        req = self.some()
-        if req is None:
-            return
-        first = self.chance.randrange(len(req.keys))
-        self.copying += [(req.name, c) for c in self.stack.begin_store(req.name, req.keys[first : first + 4])]
-
-    def copied(self):
-        if not self.copying:
-            return
-        name, chunk = self.copying.pop(self.chance.randrange(len(self.copying)))
-        good = self.chance.random() < 0.9
-        self.rows[chunk.row] = chunk.key if good else b"half of it"
-        self.stack.end_store(name, chunk, good)
-
-    def leave(self):
-        req = self.some()
-        if req is None:
-            return
-        if req.loading:
-            self.finish_load(req)
-        del self.requests[req.name]
-        self.stack.close(req.name)
-
-    def work(self):
-        """Some tier does one of its jobs, in any order, well or badly."""
-        if not self.in_flight:
-            return
-        job = self.in_flight.pop(self.chance.randrange(len(self.in_flight)))
-        tier, good = self.tiers[job.tier], []
-        down = self.chance.random() < 0.1
-        for i, key in enumerate(job.keys):
-            fine = not down and self.chance.random() < 0.95
-            if job.kind is FIND:
-                fine = fine and key in tier
-            elif job.kind is READ:
-                fine = fine and key in tier
-                self.rows[job.rows[i]] = key if fine else b"half of it"
-            else:
-                assert self.rows[job.rows[i]] == key, "a tier was given something else under this key"
-                if fine:
-                    tier.add(key)
-            good.append(fine)
-        if self.chance.random() < 0.05 and tier:
-            tier.remove(self.chance.choice(sorted(tier)))  # full, or cleaned by somebody
-        seconds = self.chance.choice([0.0, 0.0, 0.01, 0.2])
-        self.done.append(JobReport(job=job.job, good=tuple(good), num_bytes=len(job.rows) << 20, seconds=seconds))
-
-    def report(self):
-        if not self.done:
-            return
-        at = self.chance.randrange(len(self.done))
-        self.stack.absorb(self.done[at])
-        if self.chance.random() < 0.9:  # else it will come again
-            del self.done[at]
-
-    def reset(self):
-        self.stack.reset()
-
-    def settle(self):
-        """Everything ends: nobody asks any more, and all that is under way comes back."""
-        for req in list(self.requests.values()):
-            if req.loading:
-                self.finish_load(req)
-            del self.requests[req.name]
-            self.stack.close(req.name)
-        for _ in range(1000):
-            while self.copying:
-                self.copied()
-            self.in_flight += self.stack.take_jobs()
-            if not self.in_flight and not self.done:
-                break
-            while self.in_flight:
-                self.work()
-            for report in self.done:
-                self.stack.absorb(report)
-            self.done = []
-        self.stack.check()
-        assert not self.stack.has_pending_work
-        self.stack.reset()
-        assert self.stack.primary.num_free == self.stack.primary.num_rows  # no pin, no row was lost
-
-
-def simulate(seed, steps):
-    simulation = Simulation(seed)
-    for _ in range(steps):
-        simulation.step()
-    simulation.settle()
-    assert simulation.longest_wait < 200  # patience for every tier and the primary, a few times over
-    assert simulation.stack._askers == {}
-    return simulation
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_no_pin_row_or_request_is_lost_whatever_tiers_do(seed):
-    simulation = simulate(seed, 400)
-    assert simulation.count > 20 and any(simulation.tiers)
-
-
-@pytest.mark.slow
-def test_no_pin_row_or_request_is_lost_in_a_hundred_thousand_steps():
-    for seed in range(100):
-        simulate(1000 + seed, 1000)

@@ -16,13 +16,17 @@ from octavo.config.args import parse_size
 
 HOST = "host"
 DEFAULT_HOST_BYTES = 1 << 30
+WRITTEN = {"policy", "timeout", "thin_below", "full_above"}  # options of every tier that is written to
 KNOWN_OPTIONS: dict[str, set[str]] = {
     "host": {"size", "policy"},
-    "file": {"size", "policy"},
-    "redis": {"policy"},
-    "s3": {"endpoint", "region", "policy"},
-    "peer": set(),
+    "file": {"size", *WRITTEN},
+    "redis": WRITTEN,
+    "s3": {"endpoint", "region", *WRITTEN},
+    "peer": {"timeout"},
 }
+DEFAULT_TIMEOUT_S = 10.0
+DEFAULT_THIN_BELOW = 20_000_000  # bytes a second
+LOCAL, REMOTE = "local", "remote"  # on this machine, or beyond the network
 CHUNK, REQUEST = "chunk", "request"  # what a secondary tier is given: what was computed, or all of a request
 
 
@@ -31,6 +35,8 @@ class TierAddress:
     """One tier. `place` is a path or a network address; `size` in bytes, None: no limit of ours.
 
     `policy` is the host tier's way to evict, and for others what they are given: "chunk" or "request".
+    `timeout_s` is for a read or a write. A tier that takes fewer than `thin_below` bytes a second gets fewer writes, and
+    all again when it takes more than `full_above`.
     """
 
     text: str
@@ -40,11 +46,24 @@ class TierAddress:
     policy: str = "lru"
     endpoint: str | None = None
     region: str | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    thin_below: int = DEFAULT_THIN_BELOW
+    full_above: int = 2 * DEFAULT_THIN_BELOW
 
     @property
     def name(self) -> str:
         """The address without its options."""
         return self.text.partition("?")[0]
+
+    @property
+    def locality(self) -> str:
+        """Where it is, seen from this machine."""
+        return LOCAL if self.kind in (HOST, "file") else REMOTE
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What a request may call it by."""
+        return frozenset({self.name, self.kind} if self.kind == HOST else {self.name, self.kind, self.locality})
 
     @property
     def is_written(self) -> bool:
@@ -102,6 +121,7 @@ def parse_tier(text: str) -> TierAddress:
             f"--kv-tier {text}: the policy is {CHUNK}, for what was newly computed, or {REQUEST}, for all of a "
             f"request; got {policy!r}"
         )
+    timeout_s, thin_below, full_above = _limits(text, options)
     return TierAddress(
         text=text,
         kind=kind,
@@ -110,7 +130,34 @@ def parse_tier(text: str) -> TierAddress:
         policy=policy,
         endpoint=endpoint,
         region=options.get("region"),
+        timeout_s=timeout_s,
+        thin_below=thin_below,
+        full_above=full_above,
     )
+
+
+def _limits(text: str, options: Mapping[str, str]) -> tuple[float, int, int]:
+    """Seconds for a read or a write, and bytes a second between which writes are thinned. Raises `ConfigError`."""
+    try:
+        timeout_s = float(options.get("timeout", DEFAULT_TIMEOUT_S))
+    except ValueError:
+        timeout_s = 0.0
+    if not 0 < timeout_s <= 3600:
+        raise ConfigError(
+            f"--kv-tier {text}: the timeout is seconds, above 0 and at most 3600, got {options['timeout']!r}"
+        )
+    thin_below, full_above = DEFAULT_THIN_BELOW, None
+    if "thin_below" in options:
+        thin_below = parse_size(options["thin_below"], f"--kv-tier {text}: thin_below")
+    if "full_above" in options:
+        full_above = parse_size(options["full_above"], f"--kv-tier {text}: full_above")
+    full_above = 2 * thin_below if full_above is None else full_above
+    if not 0 < thin_below <= full_above:
+        raise ConfigError(
+            f"--kv-tier {text}: thin_below is bytes a second, above 0 and not above full_above; "
+            f"got {thin_below} and {full_above}"
+        )
+    return timeout_s, thin_below, full_above
 
 
 def parse_listen(text: str, name: str = "--kv-listen") -> tuple[str, int]:

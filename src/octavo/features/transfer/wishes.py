@@ -39,7 +39,7 @@ def check_params(
             raise _wrong(asked[0], "this server has no tiers; start it with --kv-tier")
         return
     parsed = parse_tiers(tiers)
-    tier_wishes(params, {HOST, *(tier.name for tier in parsed), *(tier.kind for tier in parsed)})
+    tier_wishes(params, frozenset({HOST}).union(*(tier.names for tier in parsed)))
 
 
 def tier_wishes(params: Mapping[str, Any], names: Collection[str]) -> tuple[tuple[str, ...] | None, bool]:

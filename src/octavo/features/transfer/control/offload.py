@@ -4,29 +4,28 @@ Promises: a store is planned before the step whose rows could overwrite its bloc
 blocks that a load writes to belong to nobody else until the load has ended, also when its request has; a load that
 failed is computed again from the last good chunk.
 Does not know: bytes, or how tiers work (see `tiers`, and `features.transfer.data` for the other half).
-
-KV is loaded by *units*: the fewest tokens that are whole blocks in every group.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import lcm
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.base.kvspec import KVLayout
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.base.types import RequestState
 from octavo.features.transfer.address import REQUEST, chunk_bytes, num_rows, parse_tiers, row_bytes
+from octavo.features.transfer.control.chunks import Chunks
 from octavo.features.transfer.control.evict import make_policy
 from octavo.features.transfer.control.figures import labelled
+from octavo.features.transfer.control.polls import Polls
 from octavo.features.transfer.control.primary import Chunk, PrimaryTier
+from octavo.features.transfer.control.search import Found
 from octavo.features.transfer.control.speed import Speed
 from octavo.features.transfer.control.tier_books import TierFacts
-from octavo.features.transfer.control.tiers import Found, TierStack
+from octavo.features.transfer.control.tiers import HOST, TierStack
 from octavo.features.transfer.plan import Copy, Speeds, TransferPlan, TransferReport
 from octavo.features.transfer.wishes import tier_wishes
-from octavo.kvcache.hashing import BlockHash, group_key
-from octavo.kvcache.policies import NULL_BLOCK
 from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, Readiness, Retry
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from octavo.scheduler.request import Request
 
 ASK_S: Final = 0.1  # after which a lookup is made again though no tier has answered
-POLL_S: Final = 0.002  # how often jobs are asked after while nothing runs
 NOTHING: Final = Absorbed()
 COPY_AGAIN: Final = 64  # every so many such lookups the host is asked all the same: it may be faster by now
 LEAST_TOKENS: Final = 64  # of prompts in a step that says how fast they are computed
@@ -47,6 +45,7 @@ class _Row:
     """One request here. Owns: its block table, and what it was offered and is being loaded."""
 
     blocks: list[list[int]]
+    keys: list[bytes] = field(default_factory=list)  # of its first units
     found_here: int = 0  # tokens, at the last lookup; what is computed from then on is not among them
     offered: tuple[int, int, int] | None = None  # tokens found here, and units that `match` found beyond
     asked: tuple[int, int, float] | None = None  # at which version of the tiers, how many tokens were here, and when
@@ -71,7 +70,8 @@ class _Store:
 class Offload:
     """The control half: a part of the scheduler.
 
-    Owns: the stack of tiers, each request's block table, copies that were planned, and what waits to be.
+    Owns: the stack of tiers, each request's block table, who waits for tiers, copies that were planned, and what waits
+    to be.
     """
 
     name = "transfer"
@@ -80,25 +80,23 @@ class Offload:
         self,
         stack: TierStack,
         *,
-        block_sizes: Sequence[int],
-        hash_block_size: int,
+        chunks: Chunks,
         clock: Callable[[], float],
         bytes_per_token: float = 0.0,
         speeds: Speeds = NOT_MEASURED,
     ) -> None:
         """`bytes_per_token` of all groups together; 0: what a copy costs is not looked at."""
         self.stack = stack
-        self._sizes = tuple(block_sizes)
-        self._unit = lcm(*self._sizes)
-        self._strides = tuple(size // hash_block_size for size in self._sizes)
-        self._hash_block_size = hash_block_size
+        self._chunks = chunks
+        self._unit = chunks.unit
         self._clock = clock
         self._rows: dict[str, _Row] = {}
+        self._waiting: set[str] = set()  # requests that wait for tiers
         self._jobs: dict[int, _Load | _Store] = {}
         self._stores: list[Copy] = []
         self._loads: list[Copy] = []
         self._next_job = -1  # copies count down, the jobs of tiers up
-        self._next_poll = 0.0
+        self._polls = Polls()
         self._computing = Speed(LEAST_TOKENS)  # prompt tokens a second
         self._computing.begin(speeds.prompt_tokens_per_s)
         self._loading = Speed(LEAST_BYTES)  # bytes a second
@@ -112,12 +110,19 @@ class Offload:
     def on_arrival(self, req: "Request") -> RequestState:
         hint = req.source.transfer
         only, wants_all = tier_wishes({} if hint is None else hint.data, self.stack.names)
-        self._rows[req.request_id] = _Row([[] for _ in self._sizes])
+        self._rows[req.request_id] = _Row([[] for _ in range(self._chunks.num_groups)])
         self.stack.open(req.request_id, wants_all=wants_all, only=only)
         return RequestState.WAITING
 
     def match(self, req: "Request", local_tokens: int) -> "Match | Retry":
-        row = self._rows[req.request_id]
+        found = self._match(req, self._rows[req.request_id], local_tokens)
+        if isinstance(found, Retry):
+            self._waiting.add(req.request_id)
+        else:
+            self._waiting.discard(req.request_id)
+        return found
+
+    def _match(self, req: "Request", row: _Row, local_tokens: int) -> "Match | Retry":
         row.offered = None
         row.found_here = local_tokens
         now = self._clock()
@@ -126,25 +131,43 @@ class Offload:
             if version == self.stack.version and tokens == local_tokens and now - when < ASK_S:
                 return Retry()
             row.asked = None
-        first, last = local_tokens // self._unit, (req.num_tokens - 1) // self._unit
         if self._copying_is_slow():
             return Match()
-        hashes = req.block_hashes
-        last = min(last, len(hashes) * self._hash_block_size // self._unit)
+        first = local_tokens // self._unit
+        last = self._chunks.num_units(req.block_hashes, req.num_tokens - 1)
         if last <= first:
             return Match()
-        keys = [key for unit in range(first, last) for key in self._keys(hashes, unit)]
-        chunks = len(keys) // (last - first)
-        found = self.stack.lookup(req.request_id, keys, self._computing.seconds(self._unit) / chunks)
+        keys, per_unit = self._keys(req, row, first, last), self._chunks.per_unit
+        found = self.stack.lookup(req.request_id, keys, self._computing.seconds(self._unit) / per_unit)
         if found.state in (Found.RETRY, Found.PENDING):
             row.asked = (self.stack.version, local_tokens, now)
             return Retry()
-        units = found.num_ready // chunks
+        units = found.num_ready // per_unit
         if not units:
             return Match()
         row.offered = (local_tokens, first, first + units)
-        source = self.stack.source(req.request_id, keys[: found.num_ready])
-        return Match(tokens=(first + units) * self._unit, wait=True, source=source)
+        shares = self._shares(req.request_id, keys[: units * per_unit], first)
+        return Match(tokens=(first + units) * self._unit, wait=True, source=shares[-1][1], shares=shares)
+
+    def _keys(self, req: "Request", row: _Row, first: int, last: int) -> list[bytes]:
+        """The keys of these units; those that were made are kept."""
+        per_unit = self._chunks.per_unit
+        if len(row.keys) < last * per_unit:
+            row.keys += self._chunks.keys(req.block_hashes, len(row.keys) // per_unit, last)
+        return row.keys[first * per_unit : last * per_unit]
+
+    def _shares(self, request_id: str, keys: Sequence[bytes], first: int) -> tuple[tuple[int, str], ...]:
+        """Up to which token each source brings what was found (TIR-18). A unit of several is the tier's that gave one of
+        its chunks."""
+        sources, per_unit = self.stack.sources(request_id, keys), self._chunks.per_unit
+        if per_unit > 1:
+            units = [sources[at : at + per_unit] for at in range(0, len(keys), per_unit)]
+            sources = tuple([next((name for name in unit if name != HOST), HOST) for unit in units])
+        shares, end = [], first
+        for name, run in groupby(sources):
+            end += len(tuple(run))
+            shares.append((end * self._unit, name))
+        return tuple(shares)
 
     def _copying_is_slow(self) -> bool:
         """Computing is faster than copying from the host, and so than any tier; tried all the same now and then."""
@@ -153,18 +176,6 @@ class Offload:
             return False
         self._num_not_worth += 1
         return self._num_not_worth % COPY_AGAIN != 0
-
-    def _keys(self, hashes: Sequence[BlockHash], unit: int) -> list[bytes]:
-        """The keys of a unit's chunks: group by group, block by block."""
-        return [
-            group_key(hashes[(index + 1) * stride - 1], group)
-            for group, stride in enumerate(self._strides)
-            for index in self._indices(group, unit)
-        ]
-
-    def _indices(self, group: int, unit: int) -> range:
-        blocks = self._unit // self._sizes[group]
-        return range(unit * blocks, (unit + 1) * blocks)
 
     def after_reserve(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
         row = self._rows[req.request_id]
@@ -176,33 +187,23 @@ class Offload:
         # What was found here was computed for others: only who wants all of a request gets it too. What is loaded
         # comes to `on_commit`.
         if row.found_here and self.stack.wants_all(req.request_id):
-            self._store(req, row, 0, row.found_here // self._hash_block_size)
+            self._store(req, row, 0, self._chunks.num_hashes(row.found_here))
         row.found_here = 0
 
     def _load(self, req: "Request", row: _Row, local: int, first: int, end: int) -> None:
         """One copy for each group, of all units but blocks found here and those that a window has passed."""
         row.good_units = end
-        for group, stride in enumerate(self._strides):
-            wanted = [
-                (unit, group_key(req.block_hashes[(index + 1) * stride - 1], group), row.blocks[group][index])
-                for unit in range(first, end)
-                for index in self._indices(group, unit)
-                if row.blocks[group][index] != NULL_BLOCK and (index + 1) * self._sizes[group] > local
-            ]
-            if not wanted:
+        hashes = req.block_hashes
+        for group, table in enumerate(row.blocks):
+            indices, units, blocks = self._chunks.to_load(group, table, local, first, end)
+            if not indices:
                 continue
-            chunks = self.stack.begin_load([key for _, key, _ in wanted])
-            job = self._job(_Load(req.request_id, chunks, tuple(unit for unit, _, _ in wanted)))
+            keys = self._chunks.group_keys(hashes, group, indices)
+            chunks = self.stack.begin_load(keys)
+            job = self._job(_Load(req.request_id, chunks, tuple(units)))
             row.loading.add(job)
-            self._loads.append(
-                Copy(
-                    job=job,
-                    group=group,
-                    keys=tuple(key for _, key, _ in wanted),
-                    blocks=tuple(block for _, _, block in wanted),
-                    rows=tuple(chunk.row for chunk in chunks),
-                )
-            )
+            rows = tuple([chunk.row for chunk in chunks])
+            self._loads.append(Copy(job=job, group=group, keys=tuple(keys), blocks=tuple(blocks), rows=rows))
 
     def _job(self, what: "_Load | _Store") -> int:
         job = self._next_job
@@ -217,36 +218,25 @@ class Offload:
 
     def _store(self, req: "Request", row: _Row, first: int, end: int) -> None:
         """Chunks whose last hashed block is one of these, for each group one copy of those that the host lacks."""
-        hashes = req.block_hashes
-        for group, stride in enumerate(self._strides):
-            indices = range(first // stride, end // stride)
-            table = row.blocks[group]
-            where = {
-                group_key(hashes[(i + 1) * stride - 1], group): table[i]
-                for i in indices
-                if i < len(table) and table[i] != NULL_BLOCK
-            }
+        for group, table in enumerate(row.blocks):
+            where = self._chunks.to_store(req.block_hashes, group, table, first, end)
             chunks = self.stack.begin_store(req.request_id, tuple(where))
             if chunks:
+                keys = tuple([chunk.key for chunk in chunks])
+                blocks = tuple([block for key in keys for block in where[key]])
+                rows = tuple([chunk.row for chunk in chunks])
                 job = self._job(_Store(req.request_id, chunks))
-                self._stores.append(
-                    Copy(
-                        job=job,
-                        group=group,
-                        keys=tuple(chunk.key for chunk in chunks),
-                        blocks=tuple(where[chunk.key] for chunk in chunks),
-                        rows=tuple(chunk.row for chunk in chunks),
-                    )
-                )
+                self._stores.append(Copy(job=job, group=group, keys=keys, blocks=blocks, rows=rows))
 
     def on_preempt(self, req: "Request") -> None:
         row = self._rows[req.request_id]
-        row.blocks = [[] for _ in self._sizes]
+        row.blocks = [[] for _ in row.blocks]
         row.offered = None
         row.found_here = 0
 
     def on_finish(self, req: "Request") -> FinishHold:
         row = self._rows.get(req.request_id)
+        self._waiting.discard(req.request_id)
         if row is None:
             return FinishHold()
         self.stack.close(req.request_id)
@@ -262,15 +252,23 @@ class Offload:
         tokens = sum(take.count for take in draft.takes.values() if take.in_prompt)
         if tokens:
             self._prompt_tokens[draft.seq] = tokens
+        version, now = self.stack.version, self._clock()
         tier_jobs = self.stack.take_jobs()
         stores, loads = tuple(self._stores), tuple(self._loads)
         if stores or loads or tier_jobs:
             self._stores.clear()
             self._loads.clear()
-        elif draft.rows or not self._under_way or self._clock() < self._next_poll:
-            return None  # reports come with the rows, or are not due
-        self._next_poll = self._clock() + POLL_S
-        return TransferPlan(stores=stores, loads=loads, tier_jobs=tier_jobs)
+            self._polls.news(now)
+            return TransferPlan(stores=stores, loads=loads, tier_jobs=tier_jobs)
+        if draft.rows:
+            return None  # reports come with the rows
+        if version != self.stack.version:
+            self._polls.now(now)  # who waits for tiers is to look again, though nobody has anything to run
+            return None
+        if now < self._polls.next:
+            return None
+        self._polls.looked(now)
+        return TransferPlan() if self._under_way else None
 
     @property
     def _under_way(self) -> bool:
@@ -285,6 +283,7 @@ class Offload:
         report = result.part(TransferReport)
         if report is None:
             return NOTHING
+        self._polls.news(self._clock())
         ready: list[Readiness] = []
         release: list[str] = []
         for job in report.jobs:
@@ -319,7 +318,7 @@ class Offload:
             ready.append(Readiness(load.request_id, num_tokens=row.good_units * self._unit))
 
     def next_deadline(self) -> float | None:
-        return self._next_poll if self._under_way else None
+        return self._polls.next if self._under_way or self._waiting else None
 
     def settled(self) -> bool:
         return not self._under_way and not self._stores
@@ -348,7 +347,16 @@ def make(
     stack = TierStack(
         PrimaryTier(rows, make_policy(host.policy, rows)),
         [
-            TierFacts(name=tier.name, medium=tier.kind, is_written=tier.is_written, wants_all=tier.policy == REQUEST)
+            TierFacts(
+                name=tier.name,
+                medium=tier.kind,
+                locality=tier.locality,
+                is_written=tier.is_written,
+                wants_all=tier.policy == REQUEST,
+                high_mark=1 / tier.thin_below,
+                low_mark=1 / tier.full_above,
+                limit_s=tier.timeout_s,
+            )
             for tier in others
         ],
         clock=clock,
@@ -357,8 +365,7 @@ def make(
     sizes = [group.spec.block_size for group in layout.groups]
     return Offload(
         stack,
-        block_sizes=sizes,
-        hash_block_size=hash_block_size,
+        chunks=Chunks(sizes, hash_block_size),
         clock=clock,
         bytes_per_token=sum(chunk_bytes(layout, group) / size for group, size in enumerate(sizes)),
         speeds=Speeds(**speeds),

@@ -4,11 +4,11 @@ Promises: a row has one owner at any time; a chunk that is being filled, or that
 whatever happens to the rest (TIR-15), also through a reset (TIR-20); O(1) a chunk but for the search for victims.
 Does not know: tiers, jobs, requests or bytes.
 
-Life of a chunk: `fill` takes a row -> `filled` (it can be found) or `failed` (the row is free again) -> `pin` and
-`unpin` -> evicted when room is needed, or `clear`.
+Life of a chunk: `fill` takes a row -> `filled` (it can be found) or `failed` (the row is free again), perhaps after
+`abandon` -> `pin` and `unpin` -> evicted when room is needed, or `clear`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo.features.transfer.control.evict import EvictionPolicy, Key
@@ -36,7 +36,8 @@ class Chunk:
 class PrimaryTier:
     """Rows of host memory.
 
-    Owns: the free rows, the chunks by key, those that outlived a reset, and the order of eviction.
+    Owns: the free rows, the chunks by key, those that outlived a reset or were given up, how many may go, and the order
+    of eviction.
     """
 
     def __init__(self, num_rows: int, policy: EvictionPolicy, events: Events | None = None) -> None:
@@ -46,6 +47,7 @@ class PrimaryTier:
         self._free = list(range(num_rows - 1, -1, -1))
         self._chunks: dict[Key, Chunk] = {}
         self._detached: set[Chunk] = set()  # no key leads to them any more
+        self._num_idle = 0  # chunks that have a key and may go
         self.num_evicted = 0
 
     def __len__(self) -> int:
@@ -57,6 +59,11 @@ class PrimaryTier:
         """Rows that nobody owns."""
         return len(self._free)
 
+    @property
+    def num_detached(self) -> int:
+        """Rows in use that nothing is found in: they are free when the last who uses them is done."""
+        return len(self._detached)
+
     def get(self, key: Key) -> Chunk | None:
         """The chunk of this key, filled or not."""
         return self._chunks.get(key)
@@ -66,15 +73,16 @@ class PrimaryTier:
         if not chunk.detached:
             self._policy.touch(chunk.key)
 
-    def fill(self, keys: Iterable[Key], keep: frozenset[Key] = frozenset()) -> list[Chunk]:
+    def fill(self, keys: Iterable[Key], keep: Sequence[Key] = ()) -> list[Chunk]:
         """Chunks to be filled for the first of `keys`, as far as there is room; no key may have one already.
 
         Room is made by evicting what may go and is not in `keep`.
         """
         wanted = list(keys)
         missing = len(wanted) - len(self._free)
-        if missing > 0:
-            self._evict(self._policy.victims(missing, lambda key: key not in keep and self._chunks[key].may_go))
+        if missing > 0 and self._num_idle:
+            kept, chunks_by_key = frozenset(keep), self._chunks
+            self._evict(self._policy.victims(missing, lambda key: key not in kept and chunks_by_key[key].may_go))
         chunks = []
         for key in wanted[: len(self._free)]:
             if key in self._chunks:
@@ -91,11 +99,13 @@ class PrimaryTier:
             self._free.append(self._chunks.pop(key).row)
             self._events.removed(key)
         self.num_evicted += len(keys)
+        self._num_idle -= len(keys)
 
     def filled(self, chunk: Chunk) -> None:
         """Its bytes are there."""
         chunk.ready = True
         if not chunk.detached:
+            self._num_idle += 1
             self._events.stored(chunk.key)
         self._settle(chunk)
 
@@ -109,10 +119,23 @@ class PrimaryTier:
         self._policy.remove(chunk.key)
         self._free.append(chunk.row)
 
+    def abandon(self, chunk: Chunk) -> None:
+        """Its bytes are waited for no longer: it cannot be found, and its row is out of use until `filled` or `failed`
+        says that nobody writes there any more."""
+        if chunk.ready:
+            raise RuntimeError("a chunk was given up that is there")
+        if not chunk.detached:
+            del self._chunks[chunk.key]
+            self._policy.remove(chunk.key)
+            chunk.detached = True
+            self._detached.add(chunk)
+
     def pin(self, chunk: Chunk) -> None:
         """Somebody reads the row until `unpin`."""
         if not chunk.ready:
             raise RuntimeError("a chunk was pinned before it was filled")
+        if not chunk.pins and not chunk.detached:
+            self._num_idle -= 1
         chunk.pins += 1
 
     def unpin(self, chunk: Chunk) -> None:
@@ -120,6 +143,8 @@ class PrimaryTier:
         if not chunk.pins:
             raise RuntimeError("a chunk was unpinned more often than it was pinned")
         chunk.pins -= 1
+        if not chunk.pins and not chunk.detached:
+            self._num_idle += 1
         self._settle(chunk)
 
     def _settle(self, chunk: Chunk) -> None:
@@ -135,6 +160,7 @@ class PrimaryTier:
             self._detached.add(chunk)
         chunks = list(self._chunks.values())
         self._chunks.clear()
+        self._num_idle = 0
         self._policy.clear()
         self._events.cleared()
         for chunk in chunks:
@@ -147,6 +173,8 @@ class PrimaryTier:
             raise RuntimeError("rows of the primary tier are lost or owned twice")
         if len(self._policy) != len(self._chunks):
             raise RuntimeError(f"the eviction policy knows {len(self._policy)} chunks of {len(self._chunks)}")
+        if self._num_idle != sum(chunk.may_go for chunk in self._chunks.values()):
+            raise RuntimeError("the primary tier miscounts the chunks that may go")
         if any(c.detached or key != c.key for key, c in self._chunks.items()) or any(
             not c.detached or c.may_go for c in self._detached
         ):

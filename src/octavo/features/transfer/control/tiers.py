@@ -1,69 +1,30 @@
-"""Which chunk is fetched from where, what is written where, and when: the manager of the tiers (TIR-10 .. TIR-22).
+"""What is written where, what is done when, and what follows: the manager of the tiers (TIR-10 .. TIR-22).
 
-Promises: nothing here blocks; a lookup ends in a hit or a miss within `patience_s`, whatever a tier does; a row that
-a job reads or writes is never given to anybody else; a report that comes twice, late or for nobody changes nothing.
+Promises: nothing here blocks; a row that a job reads or writes is never given to anybody else; what one tier may hold
+of the primary is bounded, and a job that takes too long is given up, so that nothing is parked or waited for without end,
+whatever a tier does; a report that comes twice, late or for nobody changes nothing.
 Does not know: bytes, KV blocks, files or sockets; jobs are carried out elsewhere (`features.transfer.plan`).
 
 Order of calls for one request: `open` -> `lookup`... -> `begin_load` / `end_load` -> `begin_store` / `end_store`... ->
 `close`. `take_jobs` ends every step; `absorb` takes each job's report.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
 
+from octavo.features.transfer.control.askers import Asker, Askers
 from octavo.features.transfer.control.evict import Key
+from octavo.features.transfer.control.jobs import Job, Jobs
 from octavo.features.transfer.control.primary import Chunk, PrimaryTier
+from octavo.features.transfer.control.search import Lookup, Search
 from octavo.features.transfer.control.tier_books import TierBooks, TierFacts
 from octavo.features.transfer.plan import JobReport, TierJob, TierJobKind
 
+T = TypeVar("T")
+
 HOST: Final = "host"
-TRY_AGAIN: Final = 64  # every so many lookups a tier that is too slow is asked all the same: it may be faster by now
-
-
-class Found(Enum):
-    """What is known of a chunk."""
-
-    HIT = "hit"  # in the primary
-    PENDING = "pending"  # on its way there
-    RETRY = "retry"  # somebody is being asked
-    MISS = "miss"
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """How many of the leading chunks are in the primary, and what is known of the first that is not.
-
-    `state` is HIT when all are there. Where it is PENDING or RETRY, asking again in a later step gives more.
-    """
-
-    num_ready: int
-    state: Found
-
-
-@dataclass(slots=True)
-class _Asker:
-    """One request. Owns: what it has learnt of tiers."""
-
-    tiers: tuple[int, ...] = ()
-    written: tuple[int, ...] = ()  # of those, the ones that what is computed goes to
-    whole: tuple[int, ...] = ()  # of those, the ones that all of the request goes to
-    absent: set[tuple[int, Key]] = field(default_factory=set)
-    present: dict[Key, int] = field(default_factory=dict)
-    sources: dict[Key, int] = field(default_factory=dict)  # tier from which a chunk was promoted for it
-    since: dict[Key, float] = field(default_factory=dict)  # when a promotion was first waited for
-    parked: set[Key] = field(default_factory=set)  # to be written to `whole` once the primary has them
-    stores: int = 0  # in flight
-    ended: bool = False
-
-
-@dataclass(slots=True)
-class _Job:
-    tier: int
-    kind: TierJobKind
-    keys: tuple[Key, ...]
-    chunks: tuple[Chunk, ...] = ()
+PORTION: Final = 256  # keys of one job
+PORTION_BYTES: Final = 32 << 20  # and bytes: so much is heard of at once
 
 
 class TierStack:
@@ -81,17 +42,21 @@ class TierStack:
         patience_s: float = 2.0,
         chunk_bytes: int = 0,
     ) -> None:
-        """`chunk_bytes`: of the largest chunk; 0: what a chunk costs is not looked at."""
+        """`chunk_bytes`: of the largest chunk; 0: what a chunk costs is not looked at.
+
+        At most half of the primary is held by tiers that write to it, and at most half by those that read from it.
+        """
         self.primary = primary
-        self._tiers = [TierBooks(facts) for facts in tiers]
+        written = sum(facts.is_written for facts in tiers)
+        share = max(1, primary.num_rows // (2 * max(1, len(tiers), written)))
+        self._tiers = [TierBooks(facts, share) for facts in tiers]
         self._clock = clock
         self._patience_s = patience_s
         self._chunk_bytes = chunk_bytes
-        self._askers: dict[str, _Asker] = {}
-        self._to_read: dict[tuple[int, str], list[Chunk]] = {}
-        self._waiting: dict[Key, set[str]] = {}  # requests that wait for a promotion
-        self._jobs: dict[int, _Job] = {}
-        self._next_job = 0
+        self._portion = max(1, min(PORTION, PORTION_BYTES // max(1, chunk_bytes)))
+        self._askers = Askers()
+        self._jobs = Jobs()
+        self._search = Search(primary, self._tiers, patience_s, chunk_bytes)
         self.version = 0  # grows when a lookup may give another answer than before, but for patience
         self._host_hits = self._no_room = self._ignored_reports = 0
         self._filled_by_reads = self._filled_by_stores = 0
@@ -100,15 +65,11 @@ class TierStack:
 
     def open(self, request_id: str, *, wants_all: bool = False, only: Sequence[str] | None = None) -> None:
         """A request may ask now. `wants_all`: every chunk of it goes to the tiers, also those that the primary had
-        (TIR-13). `only`: names or media of the tiers that are asked for it and given its chunks; None: all."""
-        allowed = tuple(
-            number
-            for number, tier in enumerate(self._tiers)
-            if only is None or tier.facts.name in only or tier.facts.medium in only
-        )
+        (TIR-13). `only`: names, media or localities of the tiers that are asked for it and given its chunks; None: all."""
+        allowed = [n for n, tier in enumerate(self._tiers) if only is None or tier.facts.names.intersection(only)]
         written = tuple(number for number in allowed if self._tiers[number].facts.is_written)
         whole = tuple(number for number in written if wants_all or self._tiers[number].facts.wants_all)
-        self._askers[request_id] = _Asker(allowed, written, whole)
+        self._askers.open(request_id, Asker(sum(1 << number for number in allowed), written, whole))
 
     def wants_all(self, request_id: str) -> bool:
         """Some tier is given every chunk of the request."""
@@ -117,21 +78,18 @@ class TierStack:
     @property
     def names(self) -> frozenset[str]:
         """What a request may call its tiers by."""
-        facts = [tier.facts for tier in self._tiers]
-        return frozenset({HOST, *(f.name for f in facts), *(f.medium for f in facts)})
+        return frozenset({HOST}).union(*(tier.facts.names for tier in self._tiers))
+
+    @property
+    def num_known(self) -> int:
+        """Requests that something is known of."""
+        return len(self._askers)
 
     def close(self, request_id: str) -> None:
         """The request has ended. What is known of it goes once nothing of it is under way (TIR-14)."""
-        asker = self._askers.get(request_id)
-        if asker is not None:
-            asker.ended = True
-            self._forget(request_id, asker)
+        self._askers.close(request_id)
 
-    def _forget(self, request_id: str, asker: _Asker) -> None:
-        if asker.ended and not asker.stores and not asker.parked:
-            del self._askers[request_id]
-
-    # ---- what is there ------------------------------------------------------------------------
+    # ---- device <- primary <- tiers -------------------------------------------------------------
 
     def lookup(self, request_id: str, keys: Sequence[Key], compute_s: float = 0.0) -> Lookup:
         """What is known of a prefix's chunks. Asks tiers and starts promotions where that helps (TIR-10).
@@ -139,83 +97,25 @@ class TierStack:
         `compute_s`: how long it takes to compute what one chunk holds; a tier that takes longer is not asked (TIR-33).
         0: it is not known.
         """
-        num_ready, state, now = 0, Found.HIT, self._clock()
-        for number in self._askers[request_id].tiers:
-            tier = self._tiers[number]
-            if self._too_slow(tier, compute_s):
-                tier.not_worth += 1
-        for key in keys:
-            one = self._look(request_id, key, keys, now, compute_s)
-            if one is Found.MISS:
-                return Lookup(num_ready, one if state is Found.HIT else state)
-            if state is Found.HIT:
-                if one is Found.HIT:
-                    num_ready += 1
-                else:
-                    state = one
-        return Lookup(num_ready, state)
+        now = self._clock()
+        self._give_up(now)
+        return self._search.lookup(request_id, self._askers[request_id], keys, compute_s, now)
 
-    def _look(self, request_id: str, key: Key, keys: Sequence[Key], now: float, compute_s: float) -> Found:
-        asker, chunk = self._askers[request_id], self.primary.get(key)
-        if chunk is not None:
-            if chunk.ready:
-                return Found.HIT
-            since = asker.since.setdefault(key, now)
-            if now - since > self._patience_s:
-                return Found.MISS
-            self._waiting.setdefault(key, set()).add(request_id)
-            return Found.PENDING
-        for number in asker.tiers:
-            if (number, key) in asker.absent:
-                continue
-            if asker.present.get(key) == number:
-                return self._promote(request_id, key, number, keys, now)
-            tier = self._tiers[number]
-            if self._too_slow(tier, compute_s) and tier.not_worth % TRY_AGAIN:
-                continue
-            if key not in tier.asked:
-                tier.asked[key] = now
-                tier.to_find.append(key)
-            elif now - tier.asked[key] > self._patience_s:
-                asker.absent.add((number, key))
-                continue
-            self._waiting.setdefault(key, set()).add(request_id)
-            return Found.RETRY
-        return Found.MISS
-
-    def _too_slow(self, tier: TierBooks, compute_s: float) -> bool:
-        return compute_s > 0 and tier.reading.seconds(self._chunk_bytes) > compute_s
-
-    def _promote(self, request_id: str, key: Key, number: int, keys: Sequence[Key], now: float) -> Found:
-        """The row is taken at once, so that nobody starts the same again (TIR-11), and none from the same prefix."""
-        chunks = self.primary.fill((key,), keep=frozenset(keys))
-        if not chunks:
-            self._no_room += 1
-            return Found.MISS
-        self._to_read.setdefault((number, request_id), []).append(chunks[0])
-        self._waiting.setdefault(key, set()).add(request_id)
-        asker = self._askers[request_id]
-        asker.sources[key] = number
-        asker.since[key] = now
-        return Found.PENDING
-
-    # ---- device <- primary --------------------------------------------------------------------
-
-    def source(self, request_id: str, keys: Sequence[Key]) -> str:
-        """Where these chunks were when the request asked: the medium of a tier that one was promoted from for it, or
-        "host" (TIR-18)."""
-        sources = self._askers[request_id].sources
-        return next((self._tiers[sources[key]].facts.medium for key in keys if key in sources), HOST)
+    def sources(self, request_id: str, keys: Sequence[Key]) -> tuple[str, ...]:
+        """Where each of these chunks was when the request asked: the medium of the tier that it was promoted from for
+        it, or "host" (TIR-18)."""
+        found = self._askers[request_id].sources
+        return tuple([self._tiers[found[key]].facts.medium if key in found else HOST for key in keys])
 
     def begin_load(self, keys: Sequence[Key]) -> tuple[Chunk, ...]:
         """Chunks that `lookup` called ready in this step, pinned."""
-        out = []
+        out, primary = [], self.primary
         for key in keys:
-            chunk = self.primary.get(key)
+            chunk = primary.get(key)
             if chunk is None or not chunk.ready:
                 raise RuntimeError("a chunk was to be loaded that is not there; look it up in the same step")
-            self.primary.pin(chunk)
-            self.primary.touch(chunk)
+            primary.pin(chunk)
+            primary.touch(chunk)
             out.append(chunk)
         self._host_hits += len(keys)
         return tuple(out)
@@ -225,7 +125,7 @@ class TierStack:
         for chunk in chunks:
             self.primary.unpin(chunk)
 
-    # ---- device -> primary --------------------------------------------------------------------
+    # ---- device -> primary -> tiers -------------------------------------------------------------
 
     def begin_store(self, request_id: str, keys: Sequence[Key]) -> tuple[Chunk, ...]:
         """Rows to copy chunks to: for those of `keys` that are not there yet, as far as there is room.
@@ -242,7 +142,7 @@ class TierStack:
                     self._cascade(chunk, asker.whole)
                 else:
                     asker.parked.add(key)
-        chunks = self.primary.fill(missing, keep=frozenset(keys))
+        chunks = self.primary.fill(missing, keep=keys)
         self._no_room += len(missing) - len(chunks)
         asker.stores += len(chunks)
         return tuple(chunks)
@@ -251,6 +151,7 @@ class TierStack:
         """The copy is made, or failed. A good one goes to every tier, pinned until each has answered (TIR-12)."""
         self.version += 1
         asker = self._askers[request_id]
+        self._search.came(chunk.key, self._askers, self._clock())
         if good:
             self.primary.filled(chunk)
             self._filled_by_stores += 1
@@ -258,135 +159,153 @@ class TierStack:
                 self._cascade(chunk, asker.written)
         else:
             self.primary.failed(chunk)
-        self._waiting.pop(chunk.key, None)
         asker.stores -= 1
-        self._forget(request_id, asker)
+        self._askers.forget_ended(request_id)
 
     def _cascade(self, chunk: Chunk, numbers: Sequence[int]) -> None:
+        """Reading for a tier is no use of the chunk: it stays as old as it is (TIR-15)."""
+        now = self._clock()
         for number in numbers:
             tier = self._tiers[number]
-            if tier.pressure.admits():
+            if tier.admits(now):
                 self.primary.pin(chunk)
+                tier.num_pinned += 1
                 tier.to_write.append(chunk)
 
     # ---- jobs ---------------------------------------------------------------------------------
 
     def take_jobs(self) -> tuple[TierJob, ...]:
-        """What the tiers are to do, one batch for each kind, tier and, for promotions, request; ends the step."""
-        self._unpark()
+        """What the tiers are to do, in portions of one kind, tier and, for promotions, request; ends the step."""
+        now = self._clock()
+        self._give_up(now)
+        self._askers.unpark(self._ends)
+        if self._search.end_step():
+            self.version += 1
         jobs: list[TierJob] = []
-        for (number, _), chunks in self._to_read.items():
-            jobs.append(self._job(number, TierJobKind.READ, tuple(c.key for c in chunks), tuple(chunks)))
-        self._to_read.clear()
         for number, tier in enumerate(self._tiers):
-            if tier.to_find:
-                tier.lookups += len(tier.to_find)
-                jobs.append(self._job(number, TierJobKind.FIND, tuple(tier.to_find), ()))
-                tier.to_find = []
-            if tier.to_write:
-                chunks = tier.to_write
-                tier.to_write = []
-                jobs.append(self._job(number, TierJobKind.WRITE, tuple(c.key for c in chunks), tuple(chunks)))
+            if not tier.has_more:
+                continue
+            for chunks in tier.to_read.values():
+                jobs += [self._job(number, TierJobKind.READ, part, now) for part in _portions(chunks, self._portion)]
+            for keys in _portions(tier.to_find, PORTION):
+                tier.lookups += len(keys)
+                jobs.append(self._job(number, TierJobKind.FIND, (), now, keys))
+            jobs += [
+                self._job(number, TierJobKind.WRITE, part, now) for part in _portions(tier.to_write, self._portion)
+            ]
+            tier.to_read, tier.to_find, tier.to_write = {}, [], []
         return tuple(jobs)
 
-    def _unpark(self) -> None:
+    def _ends(self, asker: Asker, key: Key) -> bool:
         """A parked key ends as soon as its chunk is there or will not come (TIR-13)."""
-        for request_id, asker in tuple(self._askers.items()):
-            for key in tuple(asker.parked):
-                chunk = self.primary.get(key)
-                if chunk is not None and not chunk.ready:
-                    continue
-                asker.parked.remove(key)
-                if chunk is not None:
-                    self._cascade(chunk, asker.whole)
-            self._forget(request_id, asker)
+        chunk = self.primary.get(key)
+        if chunk is not None and chunk.ready:
+            self._cascade(chunk, asker.whole)
+        return chunk is None or chunk.ready
 
-    def _job(self, number: int, kind: TierJobKind, keys: tuple[Key, ...], chunks: tuple[Chunk, ...]) -> TierJob:
-        self._next_job += 1
-        self._jobs[self._next_job] = _Job(number, kind, keys, chunks)
-        self._tiers[number].jobs += 1
-        return TierJob(job=self._next_job, tier=number, kind=kind, keys=keys, rows=tuple(c.row for c in chunks))
+    def _job(
+        self, number: int, kind: TierJobKind, chunks: Sequence[Chunk], now: float, keys: Sequence[Key] = ()
+    ) -> TierJob:
+        tier = self._tiers[number]
+        tier.jobs[kind].active += 1
+        limit_s = self._patience_s if kind is TierJobKind.FIND else tier.facts.limit_s
+        named = tuple(keys) or tuple([chunk.key for chunk in chunks])
+        return self._jobs.give(Job(number, kind, named, tuple(chunks), now, limit_s))
+
+    def _give_up(self, now: float) -> None:
+        """Jobs that took too long are waited for no more (TIR-13, TIR-17). Rows that they may still write to, or read
+        from, stay theirs until they report."""
+        for job in self._jobs.expire(now):
+            self.version += 1
+            tier = self._tiers[job.tier]
+            tier.jobs[job.kind].active -= 1
+            tier.overdue += 1
+            tier.late += 1
+            (tier.writing if job.kind is TierJobKind.WRITE else tier.asking).bad(now, silent=True)
+            if job.kind is TierJobKind.FIND:
+                self._search.told(job.tier, job.keys, (False,) * len(job.keys), self._askers, now)
+            elif job.kind is TierJobKind.READ:
+                tier.failed_reads += len(job.chunks)
+                for chunk in job.chunks:
+                    self.primary.abandon(chunk)
+                    self._search.lost(chunk.key, job.tier, self._askers)
+            else:
+                tier.pressure.measured(self._chunk_bytes * len(job.chunks), now - job.given)
 
     def absorb(self, report: JobReport) -> None:
         """How a job ended. One that came before, or of a job that nobody gave out, is counted and ignored."""
-        self.version += 1
-        job = self._jobs.pop(report.job, None)
+        now = self._clock()
+        job = self._jobs.end(report.job, now)
         if job is None:
             self._ignored_reports += 1
             return
         tier = self._tiers[job.tier]
-        tier.jobs -= 1
         good = report.good if len(report.good) == len(job.keys) else (False,) * len(job.keys)
+        if job.overdue:
+            tier.overdue -= 1
+        else:
+            tier.jobs[job.kind].active -= 1
+        tier.did(job.kind, now, good, report)
         if job.kind is TierJobKind.FIND:
-            self._found(job, tier, good)
+            self._found(job, tier, good, now)
         elif job.kind is TierJobKind.READ:
-            self._read(job, tier, good, report)
+            self._read(job, tier, good, report, now)
         else:
             self._written(job, tier, good, report)
 
-    def _found(self, job: _Job, tier: TierBooks, good: Sequence[bool]) -> None:
-        for key, there in zip(job.keys, good, strict=True):
-            tier.asked.pop(key, None)
-            tier.hits += there
-            for asker in self._askers_for(key):
-                if there:
-                    asker.present.setdefault(key, job.tier)
-                else:
-                    asker.absent.add((job.tier, key))
+    def _found(self, job: Job, tier: TierBooks, good: Sequence[bool], now: float) -> None:
+        if not job.overdue:
+            self.version += 1
+            tier.hits += sum(good)
+            self._search.told(job.tier, job.keys, good, self._askers, now)
 
-    def _read(self, job: _Job, tier: TierBooks, good: Sequence[bool], report: JobReport) -> None:
+    def _read(self, job: Job, tier: TierBooks, good: Sequence[bool], report: JobReport, now: float) -> None:
+        self.version += 1
         tier.bytes_read += report.num_bytes
         tier.read_s += report.seconds
         tier.reading.seen(report.num_bytes, report.seconds)
+        tier.num_reading -= len(job.chunks)
         for chunk, fine in zip(job.chunks, good, strict=True):
-            askers = self._askers_for(chunk.key)
-            if fine:
+            if job.overdue:
+                self.primary.failed(chunk)  # nobody waits for it any more
+            elif fine:
                 self.primary.filled(chunk)
                 self._filled_by_reads += 1
-                continue
-            self.primary.failed(chunk)
-            tier.failed_reads += 1
-            for asker in askers:  # it is computed again, not asked for again (TIR-16)
-                asker.present.pop(chunk.key, None)
-                asker.sources.pop(chunk.key, None)
-                asker.absent.add((job.tier, chunk.key))
+                self._search.came(chunk.key, self._askers, now)
+            else:
+                self.primary.failed(chunk)
+                tier.failed_reads += 1
+                self._search.lost(chunk.key, job.tier, self._askers)
 
-    def _written(self, job: _Job, tier: TierBooks, good: Sequence[bool], report: JobReport) -> None:
+    def _written(self, job: Job, tier: TierBooks, good: Sequence[bool], report: JobReport) -> None:
         tier.bytes_written += report.num_bytes
         tier.write_s += report.seconds
         tier.failed_writes += sum(not fine for fine in good)
-        tier.pressure.measured(report.num_bytes, report.seconds)
+        tier.pressure.measured(max(report.num_bytes, self._chunk_bytes * len(job.chunks)), report.seconds)
+        tier.num_pinned -= len(job.chunks)
         for chunk in job.chunks:
             self.primary.unpin(chunk)
-
-    def _askers_for(self, key: Key) -> list[_Asker]:
-        """Who waits for this key, and waits no more."""
-        names = self._waiting.pop(key, ())
-        return [self._askers[name] for name in names if name in self._askers]
 
     # ---- the whole ----------------------------------------------------------------------------
 
     @property
     def has_pending_work(self) -> bool:
-        """Jobs are given out or wait to be, or something is parked: the step loop must go on ticking."""
-        return bool(
-            self._jobs
-            or self._to_read
-            or any(tier.to_find or tier.to_write for tier in self._tiers)
-            or any(asker.parked or asker.stores for asker in self._askers.values())
-        )
+        """Jobs are waited for or wait to be given out, or something is parked: the step loop must go on ticking."""
+        return bool(self._jobs.num_fresh or self._askers.busy or any(tier.has_more for tier in self._tiers))
 
     def reset(self) -> bool:
         """Forget what the primary holds; rows in use become free when they no longer are. Tiers keep what they have:
         False when there are any, since a later request may find it (TIR-20)."""
         self.version += 1
-        for tier in self._tiers:
+        for number, tier in enumerate(self._tiers):
             tier.pressure.reset()
+            for chunk in [chunk for chunks in tier.to_read.values() for chunk in chunks]:
+                tier.num_reading -= 1  # nobody has begun to
+                self.primary.failed(chunk)
+                self._search.lost(chunk.key, number, self._askers)
+            tier.to_read.clear()
         self.primary.clear()
-        for asker in self._askers.values():
-            asker.parked.clear()
-        for request_id, asker in tuple(self._askers.items()):
-            self._forget(request_id, asker)
+        self._askers.drop_parked()
         return not self._tiers
 
     def stats(self) -> dict[str, float]:
@@ -394,9 +313,11 @@ class TierStack:
         out: dict[str, float] = {
             "host.rows": self.primary.num_rows,
             "host.rows_used": self.primary.num_rows - self.primary.num_free,
+            "host.rows_detached": self.primary.num_detached,
+            "host.lookups": self._search.num_lookups,
             "host.hits": self._host_hits,
             "host.evicted": self.primary.num_evicted,
-            "host.no_room": self._no_room,
+            "host.no_room": self._no_room + self._search.no_room,
             "host.filled_by_reads": self._filled_by_reads,
             "host.filled_by_stores": self._filled_by_stores,
             "ignored_reports": self._ignored_reports,
@@ -408,16 +329,26 @@ class TierStack:
     def check(self) -> None:
         """Raise `RuntimeError` when pins, rows and jobs do not add up. For tests and debug mode."""
         self.primary.check()
+        self._askers.check()
         pins: dict[int, int] = {}
-        for job in self._jobs.values():
+        holds = [len(tier.to_write) for tier in self._tiers]
+        reads = [sum(map(len, tier.to_read.values())) for tier in self._tiers]
+        for job in self._jobs:
             for chunk in job.chunks:
                 if job.kind is TierJobKind.WRITE:
                     pins[id(chunk)] = pins.get(id(chunk), 0) + 1
                 elif chunk.ready:
                     raise RuntimeError("a chunk is findable while a tier still writes to its row")
-        for job in self._jobs.values():
-            for chunk in job.chunks:
-                if chunk.pins < pins.get(id(chunk), 0):
-                    raise RuntimeError("a chunk lost a pin that a job still needs")
-        if any(asker.ended and not asker.stores and not asker.parked for asker in self._askers.values()):
-            raise RuntimeError("an ended request is still known")
+            (holds if job.kind is TierJobKind.WRITE else reads)[job.tier] += len(job.chunks)
+        for job in self._jobs:
+            if any(chunk.pins < pins.get(id(chunk), 0) for chunk in job.chunks):
+                raise RuntimeError("a chunk lost a pin that a job still needs")
+        for tier, num_pinned, num_reading in zip(self._tiers, holds, reads, strict=True):
+            if (tier.num_pinned, tier.num_reading) != (num_pinned, num_reading):
+                raise RuntimeError(f"the books of {tier.facts.name} miscount what it holds of the primary")
+            if max(num_pinned, num_reading) > tier.most_rows:
+                raise RuntimeError(f"{tier.facts.name} holds more of the primary than it may")
+
+
+def _portions(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
