@@ -18,7 +18,8 @@ This page is made by `make docs` from `src/octavo/config/schema.py`.
 An option has one name everywhere: a flag, an environment variable, a key in a YAML file (`--config FILE`) and a
 keyword of `octavo.LLM`. A flag or keyword wins over the environment, the environment over the file, the file over
 the default. What is not set is decided at the start or means what its text says; `octavo explain-config` shows what
-is in force and why.
+is in force and why. A variable that begins with `OCTAVO_` and is nearly the name of an option is an error; any other
+that is no option is ignored with a warning.
 """
 
 

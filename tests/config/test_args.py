@@ -79,6 +79,38 @@ def test_a_misspelled_variable_or_key_is_an_error(tmp_path):
         parse("--config", str(file))
 
 
+@pytest.mark.parametrize(
+    ("variable", "near"),
+    [
+        ("OCTAVO_MAX_MODELLEN", "OCTAVO_MAX_MODEL_LEN"),
+        ("OCTAVO_PORTS", "OCTAVO_PORT"),
+        ("OCTAVO_CASHE", "OCTAVO_CACHE"),
+        ("OCTAVO_PREFIL", "OCTAVO_PREFILL"),
+    ],
+)
+@pytest.mark.parametrize("sections", [ENGINE_SECTIONS, SERVER_SECTIONS, {}], ids=["LLM", "serve", "pull"])
+def test_f65_a_variable_close_to_one_of_ours_is_an_error_at_every_door(variable, near, sections):
+    with pytest.raises(ConfigError, match=f"{variable} is not an option of Octavo; did you mean {near}[?]"):
+        given_from_keywords({}, sections, read_env({variable: "5"}))
+
+
+@pytest.mark.parametrize("sections", [ENGINE_SECTIONS, SERVER_SECTIONS, {}], ids=["LLM", "serve", "pull"])
+def test_f65_foreign_variables_are_told_in_one_sentence_and_ignored(sections):
+    """F65: a program of the same name, or Kubernetes, which sets OCTAVO_PORT=tcp://... for a service called octavo."""
+    env = {
+        "OCTAVO_HOME": "/x", "OCTAVO_SERVICE_HOST": "10.0.0.1", "OCTAVO_SERVICE_PORT": "80", "OCTAVO_TEAM": "red",
+        "OCTAVO_PORT": "tcp://10.0.0.1:80", "OCTAVO_PORT_80_TCP_ADDR": "10.0.0.1", "OCTAVO_SEED": "5",
+    }  # fmt: skip
+    given = given_from_keywords({}, sections, read_env(env))
+    (notice,) = given.notices
+    assert notice == (
+        "OCTAVO_HOME, OCTAVO_PORT, OCTAVO_PORT_80_TCP_ADDR, OCTAVO_SERVICE_HOST, OCTAVO_SERVICE_PORT, OCTAVO_TEAM in "
+        "the environment are no options of Octavo, and ignored"
+    )
+    assert dict(given.values) == ({"seed": 5} if sections else {})
+    assert given_from_keywords({}, sections, read_env({"OCTAVO_SEED": "5"})).notices == ()
+
+
 @pytest.mark.parametrize("content", ["- 1", "a: [", "3"])
 def test_a_broken_configuration_file_is_named(tmp_path, content):
     file = tmp_path / "o.yaml"

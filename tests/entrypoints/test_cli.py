@@ -204,3 +204,30 @@ def test_complete_prints_the_continuation_alone():
         "complete", "hello", "--model", str(checkpoints.tiny_llama()), "--max-tokens", "4", "--temperature", "0"
     )
     assert again.stdout == done.stdout
+
+
+@pytest.mark.parametrize("command", [["collect-env"], ["plugins"], ["explain-config", "{model}"]], ids=lambda c: c[0])
+def test_f65_a_foreign_variable_is_a_warning_once_in_every_command(command):
+    """F65: and in its place, standard error."""
+    command = [word.format(model=checkpoints.tiny_llama()) for word in command]
+    done = octavo(*command, OCTAVO_TEAM="red")
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("ignored") == 1
+    assert "octavo: warning: OCTAVO_TEAM in the environment is no option" in done.stderr
+    done = octavo(*command, OCTAVO_MAX_MODELLEN="5")
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("did you mean OCTAVO_MAX_MODEL_LEN?")
+
+
+def test_f65_a_foreign_variable_is_a_warning_to_a_script():
+    code = (
+        f"from octavo import LLM\nllm = LLM({str(checkpoints.tiny_llama())!r}, num_threads=1, max_model_len=64, "
+        "enforce_eager=True)"
+    )
+    env = {**os.environ, "OCTAVO_TEAM": "red"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [
+        "not needed here, and ignored: enforce_eager",
+        "OCTAVO_TEAM in the environment is no option of Octavo, and ignored",
+    ]

@@ -24,7 +24,7 @@ import yaml
 
 from octavo.base.errors import ConfigError
 from octavo.base.params import shown
-from octavo.config.env import Env
+from octavo.config.env import NAMES, PREFIX, Env
 from octavo.config.schema import (
     CacheConfig,
     DeviceConfig,
@@ -49,6 +49,9 @@ ALL_SECTIONS: dict[str, type] = {**SERVER_SECTIONS, **ROUTER_SECTIONS}
 
 MAX_WAIT_S = 86_400.0 * 365  # longer waits overflow in the event loop's clock
 MIN_KEEP_ALIVE_S = 0.01  # a shorter silence would be nothing but comments; no other wait is shorter either
+
+MISSPELLED = 0.8  # how alike two names are of which one is taken for the other
+SERVICE_LINK = "tcp://"  # how the value begins that Kubernetes gives to NAME_PORT for every service of a namespace
 
 _SIZE = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kKmMgGtT]?)(i?)[bB]?\s*")
 _COUNT = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([kKmM]?)(i?)\s*")
@@ -86,6 +89,7 @@ class Given:
 
     values: Mapping[str, Any]
     sources: Mapping[str, str]
+    notices: tuple[str, ...] = ()  # what whoever set them should hear, a sentence each
 
 
 def options(sections: Mapping[str, type]) -> dict[str, Option]:
@@ -261,7 +265,8 @@ def _merge(known: Mapping[str, Option], top: str, top_values: Mapping[str, Any],
     sources: dict[str, str] = {}
     path = file or env.config_file
     layers: list[tuple[str, Mapping[str, Any]]] = [("file", read_yaml(path, known) if path else {})]
-    layers.append(("environment", _environment(known, env)))
+    from_environment, notices = _environment(known, env)
+    layers.append(("environment", from_environment))
     layers.append((top, top_values))
     for source, layer in layers:
         for name, value in layer.items():
@@ -269,21 +274,37 @@ def _merge(known: Mapping[str, Option], top: str, top_values: Mapping[str, Any],
                 continue
             values[name] = convert(known[name], value)
             sources[name] = source
-    return Given(values=values, sources=sources)
+    return Given(values=values, sources=sources, notices=notices)
 
 
-def _environment(known: Mapping[str, Option], env: Env) -> dict[str, str]:
+def _environment(known: Mapping[str, Option], env: Env) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Options that the environment sets, and sentences about variables of our prefix that are no option.
+
+    Raises `ConfigError` for one that is nearly an option: a misspelled setting must not be lost.
+    """
     by_variable = {opt.variable: name for name, opt in known.items()}
-    found = {}
+    found, foreign = {}, []
     every = {o.variable for o in options(ALL_SECTIONS).values()}
     for variable, value in env.options.items():
-        if variable in by_variable:
+        if value.startswith(SERVICE_LINK):  # Kubernetes sets OCTAVO_PORT so for a service of that name
+            foreign.append(variable)
+        elif variable in by_variable:
             found[by_variable[variable]] = value
         elif variable not in every:
-            near = nearest(variable, by_variable)
-            hint = f"; did you mean {near}?" if near else "."
-            raise ConfigError(f"environment variable {variable} is not an option of Octavo{hint}")
-    return found
+            if near := _misspelled(variable, every | NAMES.keys()):
+                raise ConfigError(f"environment variable {variable} is not an option of Octavo; did you mean {near}?")
+            foreign.append(variable)
+    if not foreign:
+        return found, ()
+    are = "is no option" if len(foreign) == 1 else "are no options"
+    return found, (f"{', '.join(sorted(foreign))} in the environment {are} of Octavo, and ignored",)
+
+
+def _misspelled(variable: str, known: Iterable[str]) -> str | None:
+    """The variable that this one was meant to be; what they all begin with says nothing."""
+    names = {name.removeprefix(PREFIX): name for name in known}
+    found = difflib.get_close_matches(variable.removeprefix(PREFIX), names, n=1, cutoff=MISSPELLED)
+    return names[found[0]] if found else None
 
 
 def read_yaml(path: str, known: Mapping[str, Option]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_PREFIX = "OCTAVO_"
+PREFIX = "OCTAVO_"
 NAMES = {
     "OCTAVO_CACHE": "Folder for pulled models; ~/.cache/octavo when not set.",
     "OCTAVO_DEBUG": "1: show the stack of an error that ends the program.",
@@ -75,7 +75,7 @@ def read_env(environ: Mapping[str, str] | None = None) -> Env:
         debug=env.get("OCTAVO_DEBUG", "") not in ("", "0"),
         plugins=None if plugins is None else tuple(p.strip() for p in plugins.split(",") if p.strip()),
         config_file=env.get("OCTAVO_CONFIG") or None,
-        options={k: v for k, v in env.items() if k.startswith(_PREFIX) and k not in NAMES},
+        options={k: v for k, v in env.items() if k.startswith(PREFIX) and k not in NAMES},
         hub=_hub(env, home),
     )
 

@@ -59,6 +59,8 @@ def _run(name: str, command: Command, args: list[str]) -> int:
         call = Call(arguments=namespace, given=given_from_flags(namespace, command.sections, env), env=env)
     except ConfigError as error:
         return _fail(str(error), EXIT_USAGE)
+    for notice in call.given.notices:
+        sys.stderr.write(f"octavo: warning: {notice}\n")
     try:
         registry: Registry[Callable[[Call], int]] = Registry("command")
         registry.register(name, command.run)

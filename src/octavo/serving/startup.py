@@ -30,6 +30,7 @@ from octavo.inputs.limits import Limits
 from octavo.inputs.renderer import Renderer
 from octavo.inputs.tokenizer import Tokenizer, load_tokenizer
 from octavo.kvcache.published import Scheme
+from octavo.observe.log import get_logger
 from octavo.observe.stats import StatsBook
 from octavo.plugins.general import load_general
 from octavo.serving.async_engine import AsyncEngine
@@ -38,7 +39,10 @@ from octavo.serving.front import Front
 from octavo.serving.info import EngineInfo
 from octavo.serving.sync_engine import SyncEngine
 
+logger = get_logger(__name__)
+
 Progress = Callable[[str], None]
+WARNING = "warning: "  # how a line of progress begins that should be read
 PACKED_FOLDER = "packed"  # within the cache folder
 
 
@@ -202,8 +206,10 @@ def open_offline(options: Mapping[str, Any], progress: Progress | None = None, e
     `options` are keywords by the schema's names.
     """
     env = env or read_env()
-    progress = progress or _quiet
+    progress = progress or _warnings_only
     given = given_from_keywords(options, ENGINE_SECTIONS, env)
+    for notice in given.notices:
+        progress(f"{WARNING}{notice}")
     with process_ahead(given.values.get("multiprocessing", False)) as process:
         prepared = prepare(given, env, progress)
         client, report = start_client(prepared, progress, env=env, process=process)
@@ -266,5 +272,7 @@ def _feed(config: EngineConfig, report: StartupReport) -> Feed:
     return CacheFeed(scheme)
 
 
-def _quiet(_: str) -> None:
-    """Progress that nobody reads."""
+def _warnings_only(line: str) -> None:
+    """Progress for a script: only what its author should know."""
+    if line.startswith(WARNING):
+        logger.warning("%s", line.removeprefix(WARNING))

@@ -6,10 +6,12 @@ Does not know: how requests are sent or timed (see `bench`).
 """
 
 import contextlib
+import dataclasses
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from octavo.config.pull import pull_model
 from octavo.entrypoints.commands.arguments import Call, UsageError
 from octavo.entrypoints.commands.console import progress
 from octavo.entrypoints.llm import LLM
+from octavo.serving.startup import open_offline
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 NUM_REQUESTS, OUTPUT_LEN, PREFIX_LEN = 100, 128, 1024
@@ -195,11 +198,17 @@ def run_latency(call: Call) -> int:
         ids=args.token_ids,
         seed=args.data_seed,
     )
-    with LLM(**call.given.values) as llm:
+    with _llm(call) as llm:
         found = offline.latency(llm, work)
     about = _about("latency", options=_shown(args), engine=dict(call.given.values))
     _write(offline.latency_table(found), args.output_json, about | {"latency": msgspec.to_builtins(found)})
     return 0
+
+
+def _llm(call: Call) -> LLM:
+    """An engine with the call's options, which hold already what environment and file say."""
+    env = dataclasses.replace(call.env, options={}, config_file=None)
+    return LLM(opener=partial(open_offline, env=env), **call.given.values)
 
 
 def run_throughput(call: Call) -> int:
@@ -208,7 +217,7 @@ def run_throughput(call: Call) -> int:
     with _usage():
         items, warmups = _items(args, text=False)
         _check_writable(args.output_json)
-    with LLM(**call.given.values) as llm:
+    with _llm(call) as llm:
         if warmups:
             offline.throughput(llm, warmups)
         found = offline.throughput(llm, items, ignore_eos=not args.no_ignore_eos)
