@@ -31,3 +31,8 @@ def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What is public, for completion and help; nothing is imported for it."""
+    return sorted({*globals(), *__all__})

@@ -116,7 +116,7 @@ def test_ofl01_every_shape_of_input(llm):
     assert llm.chat([], GREEDY, use_tqdm=False) == []
     assert texts(run(llm, (p for p in ["Hello there", "x"])))[0] == texts([plain])[0]
     assert texts(run(llm, ("Hello there",))) == texts([plain])
-    for given in ({"prompt": "Hello there"}, {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}]):
+    for given in ({"prompt": "Hello there"}, {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}], ids, [ids]):
         (out,) = run(llm, given)
         assert list(out.prompt_token_ids) == ids
         assert texts([out]) == texts([plain])
@@ -176,6 +176,9 @@ WRONG = {
     "too long": ["fine", "z" * 9000],
     "an unknown id": ["fine", {"prompt_token_ids": [5, 99999]}],
     "empty ids": ["fine", {"prompt_token_ids": []}],
+    "an empty list": ["fine", []],
+    "text among ids": ["fine", [5, "x"]],
+    "an id that is no whole number": ["fine", [5, 1.5]],
     "a number": ["fine", 5],
     "two keys": ["fine", {"prompt": "x", "prompt_token_ids": [5]}],
     "no text": ["fine", {"prompt": 5}],

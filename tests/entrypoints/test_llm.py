@@ -3,15 +3,20 @@
 import gc
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
-from octavo.base.errors import ClientError, ContextLengthError, EngineDead
+from octavo.base.errors import ClientError, ConfigError, ContextLengthError, EngineDead
 from octavo.base.params import SamplingParams
+from octavo.config.args import ENGINE_SECTIONS, options
 from octavo.entrypoints.llm import LLM
+from octavo.entrypoints.llm_arguments import FOREIGN, without_foreign
 from tests.support.toy_engine import ToyClient, hashed
 from tests.support.toy_front import MAX_LEN, TEXT, ToyOffline, offline, prompt
 
@@ -67,7 +72,7 @@ def test_an_invalid_prompt_raises_before_anything_is_sent() -> None:
     llm, _, client = opened()
     with pytest.raises(ContextLengthError):
         llm.generate(["fine", "long " * MAX_LEN], SHORT)
-    for wrong in (["fine", 7], ["fine", [1, 2]], [{"text": "x"}], [{"prompt": "x", "prompt_token_ids": [1]}], [{}], [{"prompt": 3}]):  # fmt: skip
+    for wrong in (["fine", 7], [1, True], [{"text": "x"}], [{"prompt": "x", "prompt_token_ids": [1]}], [{}], [{"prompt": 3}]):  # fmt: skip
         with pytest.raises(ClientError):
             llm.generate(wrong, SHORT)  # type: ignore[arg-type]
     assert client.submitted == []
@@ -75,8 +80,8 @@ def test_an_invalid_prompt_raises_before_anything_is_sent() -> None:
 
 
 def test_errors_say_which_prompt_and_what_to_do(llm: LLM) -> None:
-    with pytest.raises(ClientError, match=r'prompt 1: .*got list; give token ids as \{"prompt_token_ids"'):
-        llm.generate(["fine", [1, 2]], SHORT)  # type: ignore[list-item]
+    with pytest.raises(ClientError, match=r"prompt 1: a prompt must be a string, a list of token ids or a dict, got 2"):
+        llm.generate(["fine", 2], SHORT)  # type: ignore[list-item]
     with pytest.raises(ClientError, match="got 2 for 1 prompts"):
         llm.generate("x", [SHORT, SHORT])
 
@@ -156,6 +161,72 @@ def test_options_go_to_the_opener_with_the_model() -> None:
     LLM("folder", opener=opener, max_model_len=8).close()
     LLM(opener=opener).close()
     assert seen == [{"model": "folder", "max_model_len": 8}, {}]
+
+
+def test_f66_token_ids_are_prompts_in_every_shape() -> None:
+    """F66: a list of ids is a prompt, and a list of such lists are several."""
+    llm = opened()[0]
+    ids = TEXT.encode("hello")
+    shapes: list[Any] = [
+        ids, tuple(ids), [ids], [tuple(ids)], {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}], np.array(ids),
+        np.array([ids]), [np.array(ids)],
+    ]  # fmt: skip
+    for shape in shapes:
+        (out,) = llm.generate(shape, SHORT)
+        assert list(out.prompt_token_ids) == ids
+    assert [list(o.prompt_token_ids) for o in llm.generate([ids, "hello", ids[:2]], SHORT)] == [ids, ids, ids[:2]]
+    with pytest.raises(ClientError, match="prompt 1"):
+        llm.generate([ids, []], SHORT)
+    with pytest.raises(ValueError, match="prompt 1"):  # what scripts catch
+        llm.generate([ids, 5], SHORT)
+    llm.close()
+
+
+def test_f66_progress_may_be_the_third_argument(llm: LLM) -> None:
+    assert llm.generate("x", SHORT, False)
+    assert llm.chat([HI], SHORT, False)
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_f66_arguments_of_other_engines_are_not_our_options(name: str) -> None:
+    """An argument that is an option here must reach it."""
+    assert name not in options(ENGINE_SECTIONS)
+
+
+def test_f66_what_changes_nothing_is_accepted_and_said_once() -> None:
+    """F66: in one sentence; what is ours goes on untouched."""
+    told: list[str] = []
+    given = {
+        "model": "m", "enforce_eager": True, "trust_remote_code": False, "tensor_parallel_size": 1, "swap_space": 4,
+        "disable_log_stats": True, "pipeline_parallel_size": 1, "tokenizer": "m", "revision": None,
+        "gpu_memory_utilization": 0.5, "max_num_seqs": 4, "hf_overrides": None,
+    }  # fmt: skip
+    assert without_foreign(given, told.append) == {
+        "model": "m", "gpu_memory_utilization": 0.5, "max_num_seqs": 4, "revision": None,
+    }  # fmt: skip
+    assert told == [
+        "not needed here, and ignored: enforce_eager, trust_remote_code, tensor_parallel_size, swap_space, "
+        "disable_log_stats, pipeline_parallel_size"
+    ]
+    assert without_foreign({"max_num_seqs": 4, "tokenizer": None}, told.append) == {"max_num_seqs": 4}
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tensor_parallel_size", 2), ("tensor_parallel_size", True), ("trust_remote_code", True), ("tokenizer", "other"),
+     ("cpu_offload_gb", 4), ("enable_chunked_prefill", False), ("disable_log_stats", False), ("task", "embed"),
+     ("enable_lora", True), ("distributed_executor_backend", "ray"), ("hf_overrides", {"a": 1})],
+)  # fmt: skip
+def test_f66_what_would_mean_something_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name}=.* is not possible: .+"):
+        LLM("m", opener=lambda options: pytest.fail("started"), **{name: value})
+
+
+def test_f66_the_package_lists_its_class_without_importing_it() -> None:
+    code = "import sys, octavo; print('LLM' in dir(octavo), 'octavo.entrypoints.llm' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True", "False"]
 
 
 def test_use_after_closing_is_a_clear_error() -> None:

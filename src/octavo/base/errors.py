@@ -20,8 +20,11 @@ class OctavoError(Exception):
     """Root of every error Octavo raises on purpose."""
 
 
-class ClientError(OctavoError):
-    """The caller's mistake. `param` is the field's name as the caller wrote it."""
+class ClientError(OctavoError, ValueError):
+    """The caller's mistake. `param` is the field's name as the caller wrote it.
+
+    Also a `ValueError`, which is what scripts catch for a wrong argument.
+    """
 
     status = 400
     default_code: str | None = None

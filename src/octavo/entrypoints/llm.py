@@ -14,11 +14,13 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from octavo.base.errors import ClientError, EngineDead
 from octavo.base.outputs import RequestOutput, StatsSnapshot
-from octavo.base.params import SamplingParams
+from octavo.base.params import SamplingParams, shown
+from octavo.entrypoints.llm_arguments import without_foreign
 from octavo.observe.log import get_logger
 from octavo.serving.info import EngineInfo
 from octavo.serving.intake import placed, priority_warning
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-Prompt = str | Mapping[str, Any]
+Prompt = str | Mapping[str, Any] | Sequence[int]
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 T = TypeVar("T")
@@ -59,7 +61,8 @@ class LLM:
 
     `model` is a folder, a GGUF file, or a name to pull; the embedded default when not given. `options` are
     keywords by the names of the options reference (`max_model_len=4096`, `max_num_seqs=16`, ...); a misspelled
-    one is an error that names the nearest.
+    one is an error that names the nearest. Arguments of other engines' offline class are accepted where they change
+    nothing here, with one warning. `multiprocessing=True` runs the engine in a process of its own.
 
     Safe to use from several threads. It closes by itself when it is dropped and when the program ends; to free its
     memory before, use it as a context manager or call `close()`. A process forked from this one has no engine
@@ -78,6 +81,7 @@ class LLM:
         self._process = os.getpid()
         if model is not None:
             options["model"] = str(model)
+        options = without_foreign(options, logger.warning)
         self._front: Offline | None = opener(options)
         # Runs when this object is dropped, and at the latest at the interpreter's end, while threads and modules are
         # still whole: a destructor would come too late then.
@@ -87,19 +91,19 @@ class LLM:
         self,
         prompts: Prompt | Iterable[Prompt],
         sampling_params: Params = None,
-        *,
         use_tqdm: bool = True,
+        *,
         priority: int = 0,
     ) -> list[RequestOutput]:
         """Continue each prompt; one result for each, in order.
 
-        A prompt is a string, `{"prompt": str}` or `{"prompt_token_ids": [int, ...]}`; `prompts` is one, or any
-        iterable of them. `sampling_params` hold for all prompts, or are a list with one for each; when not
+        A prompt is a string, a list of token ids, `{"prompt": str}` or `{"prompt_token_ids": [int, ...]}`; `prompts`
+        is one, or any iterable of them. `sampling_params` hold for all prompts, or are a list with one for each; when not
         given, the model's defaults are used. `use_tqdm` shows progress on a terminal.
         Raises `ClientError` when a prompt or its parameters cannot be served; then nothing was computed.
         """
         front = self._open_front("generate")
-        given = [prompts] if isinstance(prompts, str | Mapping) else _listed("prompts", prompts)
+        given = _prompts(prompts)
         inputs = [_numbered(i, len(given), self._input, front, prompt) for i, prompt in enumerate(given)]
         return self._run(front, inputs, sampling_params, use_tqdm, priority)
 
@@ -107,8 +111,8 @@ class LLM:
         self,
         messages: Sequence[Message] | Iterable[Sequence[Message]],
         sampling_params: Params = None,
-        *,
         use_tqdm: bool = True,
+        *,
         priority: int = 0,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
@@ -180,10 +184,11 @@ class LLM:
     def _input(front: Offline, prompt: Any) -> "EngineInput":
         if isinstance(prompt, str):
             return front.renderer.text(prompt)
+        if _is_ids(prompt):
+            return front.renderer.tokens(prompt)
         if not isinstance(prompt, Mapping):
-            hint = '; give token ids as {"prompt_token_ids": [...]}' if isinstance(prompt, int | list | tuple) else ""
             raise ClientError(
-                f"a prompt must be a string or a dict, got {type(prompt).__name__}{hint}", param="prompts"
+                f"a prompt must be a string, a list of token ids or a dict, got {shown(prompt)}", param="prompts"
             )
         known = _PROMPT_KEYS & prompt.keys()
         if len(known) != 1 or len(prompt) != 1:
@@ -231,6 +236,23 @@ class LLM:
                 param="sampling_params",
             )
         return each
+
+
+def _prompts(prompts: Any) -> list[Any]:
+    """One prompt, or several, as a list of prompts."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    given = _listed("prompts", prompts)
+    return [given] if given and all(_is_id(one) for one in given) else given
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_ids(prompt: object) -> bool:
+    """A list of ids of any kind, arrays included; what is in it is checked where ids are read."""
+    return isinstance(prompt, list | tuple) or hasattr(prompt, "tolist")
 
 
 def _conversations(messages: Any) -> list[Sequence[Message]]:

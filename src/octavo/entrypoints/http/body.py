@@ -91,6 +91,8 @@ def _loads(text: str) -> Any:
         raise ClientError(f"the request body is not valid JSON: {error.msg} at {where}", code="invalid_json") from None
     except RecursionError:
         raise ClientError("the request body is nested too deeply", code="invalid_json") from None
+    except ClientError:
+        raise
     except ValueError:  # an integer with thousands of digits
         raise ClientError("the request body holds a number that is too long", code="invalid_json") from None
 
