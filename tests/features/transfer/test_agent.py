@@ -41,7 +41,7 @@ class Odd:
 
     def read(self, keys, rows):
         self.rows = rows
-        if "hangs" in self.place:
+        if "hangs" in self.place and self.events.get("hangs", True):
             self.events["let go"].wait(30)
         rows[0][:] = 7
         return [True] * len(keys)
@@ -61,7 +61,7 @@ class Odd:
 def made(monkeypatch):
     events, tiers = {"closed": [], "let go": threading.Event()}, []
 
-    def make(address, seal):
+    def make(address, seal, health):
         tiers.append(Odd(address, events))
         return tiers[-1]
 
@@ -83,8 +83,8 @@ def plan(*jobs):
     )
 
 
-def job(number, tier, kind):
-    return TierJob(job=number, tier=tier, kind=kind, keys=(KEY,), rows=() if kind is TierJobKind.FIND else (3,))
+def job(number, tier, kind, row=3):
+    return TierJob(job=number, tier=tier, kind=kind, keys=(KEY,), rows=() if kind is TierJobKind.FIND else (row,))
 
 
 def reports(part, count):
@@ -110,16 +110,18 @@ def test_a_tier_that_fails_or_hangs_holds_up_no_other_and_is_reported(made):
 def test_at_the_end_every_tier_is_closed_but_one_that_is_still_busy_whose_memory_stays(made):
     part, tiers, events = made
     part.prepare(plan(job(1, 1, TierJobKind.READ)), None)
-    hanging = tiers[2]  # each tier's reader, then its writer
-    while not hanging.rows:
+    end = time.monotonic() + 10
+    while not (hanging := [tier for tier in tiers if tier.rows]):
+        assert time.monotonic() < end
         time.sleep(0.005)
     began = time.monotonic()
     part.close()
     assert time.monotonic() - began < 3
-    assert events["closed"] == ["/fails", "/fails", "/hangs", "/slow", "/slow"]
+    each = tier_threads.FINDERS + tier_threads.READERS + tier_threads.WRITERS
+    assert events["closed"] == ["/fails"] * each + ["/hangs"] * (each - 1) + ["/slow"] * each
     events["let go"].set()  # it writes to its row now, which must still be there
     reports(part, 1)
-    assert (hanging.rows[0] == 7).all()
+    assert (hanging[0].rows[0] == 7).all()
 
 
 def test_what_is_asked_of_a_tier_does_not_wait_for_what_is_written_to_it(made):
@@ -128,4 +130,43 @@ def test_what_is_asked_of_a_tier_does_not_wait_for_what_is_written_to_it(made):
     assert set(reports(part, 2)) == {2, 3}
     events["let go"].set()
     assert reports(part, 1)[1].good == (True,)
+    part.close()
+
+
+def test_neither_a_lookup_nor_another_read_waits_for_a_read_that_takes_long(made):
+    """F37: lookups queued behind reads, and reads behind those of others."""
+    part, _, events = made
+    part.prepare(plan(job(1, 1, TierJobKind.READ)), None)
+    part.prepare(plan(job(2, 1, TierJobKind.FIND)), None)
+    assert set(reports(part, 1)) == {2}
+    events["hangs"] = False  # what is read from now on comes at once
+    part.prepare(plan(job(3, 1, TierJobKind.READ, row=4)), None)
+    assert reports(part, 1)[3].good == (True,)
+    events["let go"].set()
+    assert reports(part, 1)[1].good == (True,)
+    part.close()
+
+
+def test_when_all_that_could_read_hang_what_is_asked_fails_at_once_and_the_tier_comes_back(made, monkeypatch, caplog):
+    """F36: a folder of a network that is gone holds whoever calls it; F39: one line."""
+    part, tiers, events = made
+    monkeypatch.setattr(tier_threads, "STUCK_S", 0.1)
+    count = tier_threads.READERS
+    part.prepare(plan(*(job(n, 1, TierJobKind.READ, row=n) for n in range(1, count + 1))), None)
+    end = time.monotonic() + 10
+    while sum(bool(tier.rows) for tier in tiers) < count:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    time.sleep(0.15)
+    began = time.monotonic()
+    for number in range(11, 31):
+        part.prepare(plan(job(number, 1, TierJobKind.READ)), None)
+        part.prepare(plan(job(number + 100, 1, TierJobKind.FIND)), None)
+    found = reports(part, 40)
+    assert not any(any(each.good) for each in found.values()) and time.monotonic() - began < 5
+    assert len([r for r in caplog.records if "has not ended" in r.getMessage()]) == 1
+    events["let go"].set()
+    assert set(reports(part, count)) == set(range(1, count + 1))
+    part.prepare(plan(job(50, 1, TierJobKind.READ)), None)
+    assert reports(part, 1)[50].good == (True,)
     part.close()

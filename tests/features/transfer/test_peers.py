@@ -17,6 +17,7 @@ from octavo.base.errors import ConfigError
 from octavo.features.transfer import wire
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.data import tier_peer
+from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.ledger import RowLedger
 from octavo.features.transfer.data.peer_server import PeerServer, RowGiver
 from octavo.features.transfer.data.regions import HostRegion
@@ -67,7 +68,9 @@ class Reader:
     def __init__(self, port, identity=IDENTITY):
         self.now = 0.0
         READERS.append(self)
-        self.tier = tier_peer.PeerTier("127.0.0.1", port, Seal(identity, [LENGTH]), clock=lambda: self.now)
+        self.tier = tier_peer.PeerTier(
+            "127.0.0.1", port, Seal(identity, [LENGTH]), Health("a peer", clock=lambda: self.now)
+        )
 
     def read(self, *numbers):
         rows = [np.zeros(LENGTH + 40, dtype=np.uint8) for _ in numbers]

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from octavo.base.errors import ConfigError
+from octavo.features.transfer.data.folder import RESCAN_S
+from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.seal import HEADER, Seal
-from octavo.features.transfer.data.tier_file import RESCAN_S, FileTier
+from octavo.features.transfer.data.tier_file import FileTier
 
 IDENTITY = {"model": "ours"}
 SPACE = Seal(IDENTITY, (5000, 300)).space
@@ -26,7 +28,7 @@ def chunk(number, length=LENGTH):
 
 
 def tier(folder, limit=None, identity=IDENTITY, lengths=(LENGTH, 300), clock=lambda: 0.0):
-    return FileTier(folder, Seal(identity, lengths), limit=limit, clock=clock)
+    return FileTier(folder, Seal(identity, lengths), Health("files", clock=clock), limit=limit, clock=clock)
 
 
 def read(made, *keys):

@@ -13,6 +13,7 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.features.transfer.address import parse_tier
+from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.seal import Seal
 from tests.features.transfer.test_offload import TURNS, run
 
@@ -97,8 +98,9 @@ class Rig:
 
     def __init__(self, address, identity=IDENTITY):
         self.now = 0.0
-        self.tier = tier_redis.make(parse_tier(address), Seal(identity, [LENGTH]))
-        self.tier._clock = lambda: self.now
+        self.tier = tier_redis.make(
+            parse_tier(address), Seal(identity, [LENGTH]), Health("redis", clock=lambda: self.now)
+        )
 
     def write(self, *numbers):
         return self.tier.write([key(n) for n in numbers], [chunk(n) for n in numbers])
@@ -222,6 +224,6 @@ def test_an_engine_finds_what_another_left_and_its_text_is_the_same():
 def test_without_the_package_the_start_says_what_to_install(monkeypatch):
     monkeypatch.setattr(tier_redis, "redis", None)
     with pytest.raises(ConfigError, match=r"needs the package redis; install octavo\[redis\]"):
-        tier_redis.make(parse_tier("redis://127.0.0.1:1/0"), Seal(IDENTITY, [1]))
+        tier_redis.make(parse_tier("redis://127.0.0.1:1/0"), Seal(IDENTITY, [1]), Health("redis"))
     with pytest.raises(ConfigError, match="give the server as redis://host:port/0"):
         parse_tier("redis:///0")

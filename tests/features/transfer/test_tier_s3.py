@@ -17,6 +17,7 @@ import pytest
 from octavo.base.errors import ConfigError
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.control import pressure
+from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.seal import Seal
 from tests.features.transfer.test_offload import TURNS, run
 
@@ -139,8 +140,7 @@ class Rig:
 
     def __init__(self, address, identity=IDENTITY):
         self.now = 0.0
-        self.tier = tier_s3.make(parse_tier(address), Seal(identity, [LENGTH]))
-        self.tier._clock = lambda: self.now
+        self.tier = tier_s3.make(parse_tier(address), Seal(identity, [LENGTH]), Health("s3", clock=lambda: self.now))
 
     def __enter__(self):
         return self
@@ -358,7 +358,7 @@ def test_an_engine_whose_bucket_is_gone_computes():
 def test_without_the_package_the_start_says_what_to_install(monkeypatch):
     monkeypatch.setattr(tier_s3, "boto3", None)
     with pytest.raises(ConfigError, match=r"needs the package boto3; install octavo\[s3\]"):
-        tier_s3.make(parse_tier("s3://bucket"), Seal(IDENTITY, [1]))
+        tier_s3.make(parse_tier("s3://bucket"), Seal(IDENTITY, [1]), Health("s3"))
 
 
 def test_without_credentials_the_start_says_what_to_set(monkeypatch, tmp_path):
@@ -367,4 +367,4 @@ def test_without_credentials_the_start_says_what_to_set(monkeypatch, tmp_path):
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="no credentials were found; set AWS_ACCESS_KEY_ID"):
-        tier_s3.make(parse_tier("s3://bucket"), Seal(IDENTITY, [1]))
+        tier_s3.make(parse_tier("s3://bucket"), Seal(IDENTITY, [1]), Health("s3"))

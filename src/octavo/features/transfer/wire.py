@@ -22,7 +22,6 @@ apart by their tag. After `Chunks` come the chunks themselves, sealed (see `data
 
 import socket
 import struct
-import time
 from collections.abc import Mapping
 from typing import Annotated, Final, TypeVar
 
@@ -167,12 +166,12 @@ def send(connection: socket.socket, message: Message, *bodies: memoryview) -> No
         connection.sendall(body)
 
 
-def receive(connection: socket.socket, kind: type[M], until: float | None = None) -> M:
-    """The next message, which must be of this kind, and here by a second of the monotonic clock where one is given.
+def receive(connection: socket.socket, kind: type[M]) -> M:
+    """The next message, which must be of this kind. How long it may take is the socket's matter (`data.timed`).
 
     Raises `WireError` (with a refusal's reason) or `OSError`.
     """
-    message = receive_any(connection, until)
+    message = receive_any(connection)
     if isinstance(message, Refused):
         raise WireError(f"refused: {message.reason}")
     if not isinstance(message, kind):
@@ -180,15 +179,15 @@ def receive(connection: socket.socket, kind: type[M], until: float | None = None
     return message
 
 
-def receive_any(connection: socket.socket, until: float | None = None) -> Message:
+def receive_any(connection: socket.socket) -> Message:
     """The next message. Raises `WireError` or `OSError`."""
     head = bytearray(FRAME.size)
-    receive_into(connection, memoryview(head), until)
+    receive_into(connection, memoryview(head))
     magic, length = FRAME.unpack(head)
     if magic != MAGIC or length > MOST_BYTES:
         raise WireError("what came is no message of ours")
     data = bytearray(length)
-    receive_into(connection, memoryview(data), until)
+    receive_into(connection, memoryview(data))
     try:
         message: Message = _DECODER.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -196,12 +195,10 @@ def receive_any(connection: socket.socket, until: float | None = None) -> Messag
     return message
 
 
-def receive_into(connection: socket.socket, room: memoryview, until: float | None = None) -> None:
-    """Fill `room`. Raises `WireError` when the connection ends before that, or the time does."""
+def receive_into(connection: socket.socket, room: memoryview) -> None:
+    """Fill `room`. Raises `WireError` when the connection ends before that."""
     while len(room):
         count = connection.recv_into(room)
         if not count:
             raise WireError("the connection ended in the middle of a message")
-        if until is not None and time.monotonic() > until:
-            raise WireError("the answer did not come in time")
         room = room[count:]

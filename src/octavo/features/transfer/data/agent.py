@@ -99,9 +99,7 @@ class TransferAgent(NullPart):
         for copy in part.loads:
             self._loads.put(partial(self._finish, copy.job, len(copy.rows), partial(self._load, copy)))
         for job in part.tier_jobs:
-            threads = self._tiers[job.tier]
-            put = threads.write if job.kind is TierJobKind.WRITE else threads.ask
-            put(lambda tier, job=job: self._finish(job.job, len(job.keys), lambda: self._ask(tier, job)))  # type: ignore[misc]
+            self._tiers[job.tier].put(job.kind, partial(self._serve, job))
 
     def _finish(self, job: int, count: int, work: Callable[[], tuple[Sequence[bool], int]]) -> None:
         """Do the work; report it, also when it fails."""
@@ -131,6 +129,9 @@ class TransferAgent(NullPart):
         for block, row in zip(copy.blocks, copy.rows, strict=True):
             region.write(block, host[row])
         return (True,) * len(copy.rows), region.chunk_bytes * len(copy.rows)
+
+    def _serve(self, job: TierJob, tier: Tier) -> None:
+        self._finish(job.job, len(job.keys), lambda: self._ask(tier, job))
 
     def _ask(self, tier: Tier, job: TierJob) -> tuple[Sequence[bool], int]:
         host = self._need_host()

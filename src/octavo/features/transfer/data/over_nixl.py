@@ -130,17 +130,17 @@ class NixlFetch:
         self._lock = threading.Lock()
         self._names: dict[bytes, str] = {}
 
-    def __call__(self, connection: Connection, pull: Pull, good: list[list[bool]], until: float) -> None:
+    def __call__(self, connection: Connection, pull: Pull, good: list[list[bool]]) -> None:
         job = pull.job
         send(connection.socket, Reach(job.lease))
-        there = receive(connection.socket, Reached, until)
+        there = receive(connection.socket, Reached)
         if not there.agent:
             return  # no such lease
         wanted = self._wanted(pull, there)
         if wanted:
             mine = [part for group, at, _ in wanted for part in _parts(self._spans[group], job.blocks[group][at])]
             theirs = [part for group, _, block in wanted for part in _parts(there.spans[group], block)]
-            self._read(there.agent, mine, theirs, until)
+            self._read(there.agent, mine, theirs, connection)
         send(connection.socket, Release(job.lease))
         if receive(connection.socket, Alive).good != (True,):
             raise WireError("the lease ended while its blocks were read")
@@ -162,7 +162,7 @@ class NixlFetch:
         ]
 
     def _read(
-        self, agent: bytes, mine: list[tuple[int, int, int]], theirs: list[tuple[int, int, int]], until: float
+        self, agent: bytes, mine: list[tuple[int, int, int]], theirs: list[tuple[int, int, int]], within: Connection
     ) -> None:
         with self._lock:
             name = self._names.get(agent)
@@ -175,7 +175,7 @@ class NixlFetch:
         except Exception as error:  # its own errors have no common type
             self._forget(agent)
             raise WireError(f"NIXL cannot read there: {error}") from None
-        while state == "PROC" and time.monotonic() < until:
+        while state == "PROC" and within.has_time:
             time.sleep(POLL_S)
             state = self._agent.check_xfer_state(handle)
         self._end(handle)

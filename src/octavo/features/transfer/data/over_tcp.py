@@ -90,25 +90,25 @@ class TcpFetch:
     def __init__(self, seal: Seal) -> None:
         self._seal = seal
 
-    def __call__(self, connection: Connection, pull: Pull, good: list[list[bool]], until: float) -> None:
+    def __call__(self, connection: Connection, pull: Pull, good: list[list[bool]]) -> None:
         for group, places in enumerate(pull.job.places):
             for start in range(0, len(places), TAKE_AT_ONCE):
                 part = places[start : start + TAKE_AT_ONCE]
                 send(connection.socket, Take(lease=pull.job.lease, group=group, places=part))
-                sizes = receive(connection.socket, Chunks, until).sizes
+                sizes = receive(connection.socket, Chunks).sizes
                 if len(sizes) != len(part):
                     raise WireError("an answer has another length than its question")
                 for at, size in enumerate(sizes, start):
                     if size:
-                        good[group][at] = self._take(connection, pull, group, at, size, until)
+                        good[group][at] = self._take(connection, pull, group, at, size)
 
-    def _take(self, connection: Connection, pull: Pull, group: int, at: int, size: int, until: float) -> bool:
+    def _take(self, connection: Connection, pull: Pull, group: int, at: int, size: int) -> bool:
         key = lease_key(pull.job.lease, pull.job.places[group][at], group)
         head_bytes, length = self._seal.head_bytes(key), self._seal.length(key)
         if size != head_bytes + length:
             raise WireError(f"a block of {size} bytes cannot be one of ours")
         room = bytearray(size)
-        receive_into(connection.socket, memoryview(room), until)
+        receive_into(connection.socket, memoryview(room))
         body = memoryview(room)[head_bytes:]
         if not self._seal.opens(key, bytes(room[:head_bytes]), body):
             return False

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from octavo.base.errors import ConfigError
 from octavo.features.transfer.data.ledger import RowLedger
 from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.data.timed import TimedSocket, seconds_for
 from octavo.features.transfer.wire import (
     MOST_KEYS,
     VERSION,
@@ -26,6 +27,7 @@ from octavo.features.transfer.wire import (
     Hello,
     Message,
     Refused,
+    Take,
     Welcome,
     WireError,
     difference,
@@ -37,7 +39,8 @@ from octavo.features.transfer.wire import (
 log = logging.getLogger(__name__)
 
 IDLE_S: Final = 300.0  # after which a connection is closed on which no whole question came
-SEND_S: Final = 10.0  # for the other side to say hello, or to take an answer
+SEND_S: Final = 10.0  # for the other side to say hello, to end a question it began, or to take an answer
+CLOSE_S: Final = 5.0
 MOST_CONNECTIONS: Final = 64
 AGAIN_S: Final = 0.1  # after a connection that could not be accepted
 
@@ -53,7 +56,7 @@ class Giver(Protocol):
 
 
 class PeerServer:
-    """Owns: the listening socket, its thread, and one thread for each connection."""
+    """Owns: the listening socket, its thread, and the connections with a thread for each."""
 
     def __init__(self, host: str, port: int, seal: Seal, givers: Sequence[Giver]) -> None:
         """Port 0 takes a free one. Raises `ConfigError` when the address cannot be had."""
@@ -66,7 +69,7 @@ class PeerServer:
         self.port: int = self._listener.getsockname()[1]
         self._closed = False
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
+        self._connections: dict[TimedSocket, threading.Thread] = {}
         self._thread = threading.Thread(target=self._accept, name="octavo-kv-peers", daemon=True)
         self._thread.start()
 
@@ -75,7 +78,7 @@ class PeerServer:
         self._givers.append(giver)
 
     def close(self) -> None:
-        """No connection is served after this. May be called twice."""
+        """No connection is served after this, and no thread is left. May be called twice."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -84,7 +87,12 @@ class PeerServer:
             for connection in self._connections:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join(5.0)
+            threads = (self._thread, *self._connections.values())
+        until = time.monotonic() + CLOSE_S
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            log.warning("a peer's connection could not be ended")
 
     def _accept(self) -> None:
         while not self._closed:
@@ -96,26 +104,30 @@ class PeerServer:
                     time.sleep(AGAIN_S)
                 continue
             with self._lock:
-                if len(self._connections) >= MOST_CONNECTIONS:
+                if self._closed or len(self._connections) >= MOST_CONNECTIONS:
                     connection.close()
                     continue
-                self._connections.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), name="octavo-kv-peer", daemon=True).start()
+                timed = TimedSocket.of(connection)
+                thread = threading.Thread(target=self._serve, args=(timed,), name="octavo-kv-peer", daemon=True)
+                self._connections[timed] = thread
+                thread.start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: TimedSocket) -> None:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(SEND_S)
-            hello = receive(connection, Hello, time.monotonic() + SEND_S)
+            connection.within(SEND_S)
+            hello = receive(connection, Hello)
             problem = self._objection(hello)
             if problem:
                 send(connection, Refused(problem))
                 return
             send(connection, Welcome(now=time.time()))
             while not self._closed:
-                connection.settimeout(IDLE_S)
-                message = receive_any(connection, time.monotonic() + IDLE_S)
-                connection.settimeout(SEND_S)
+                connection.within(IDLE_S)
+                connection.recv(1, socket.MSG_PEEK)
+                connection.within(SEND_S)
+                message = receive_any(connection)
+                connection.within(SEND_S + seconds_for(self._most_bytes(message)))
                 if not any(giver.answer(connection, message) for giver in self._givers):
                     send(connection, Refused(f"{type(message).__name__} is not answered here, or asks for too much"))
                     raise WireError("a peer asked for something else")
@@ -123,10 +135,15 @@ class PeerServer:
             log.debug("a peer's connection ended: %s", error)
         finally:
             with self._lock:
-                self._connections.discard(connection)
+                self._connections.pop(connection, None)
             connection.close()
             for giver in self._givers:
                 giver.left(connection)
+
+    def _most_bytes(self, message: Message) -> int:
+        """Of KV that an answer may have."""
+        keys = message.keys if isinstance(message, Fetch) else message.places if isinstance(message, Take) else ()
+        return len(keys) * self._seal.most_bytes
 
     def _objection(self, hello: Hello) -> str:
         if hello.version != VERSION:

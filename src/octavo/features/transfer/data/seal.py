@@ -39,6 +39,11 @@ class Seal:
         """Bytes of the key's chunk: the key's last four bytes are its group (TIR-2)."""
         return self._lengths[int.from_bytes(key[-4:], "big")]
 
+    @property
+    def most_bytes(self) -> int:
+        """Of any chunk."""
+        return max(self._lengths)
+
     def head_bytes(self, key: bytes) -> int:
         """Bytes before the chunk."""
         return HEADER.size + len(self._print) + len(key)

@@ -1,11 +1,12 @@
 """This engine as a reader of others: who is connected to, what is kept alive there, what is being fetched (PDX-6).
 
-Promises: a shake of hands never happens in a step, and never takes longer than `TIMEOUT_S`; every pull ends and is
-reported, within `PULL_S`, whatever the other side does; a lease that is watched is kept alive while its KV is being
+Promises: a shake of hands never happens in a step; that, and a notice with its answer, take `TIMEOUT_S` at most as a
+whole; every pull ends and is reported within `TIMEOUT_S` and what its bytes take at `LEAST_BYTES_PER_S`; a lease that is watched is kept alive while its KV is being
 fetched or waited for; an engine that was not seen for `TTL_S` is forgotten, never while something is under way (PDX-10).
 Does not know: requests, blocks' owners, or what a failure means.
 
-One engine has two connections, each with a thread: notices (beats and ends of leases) never wait for KV.
+One engine has a connection for notices (beats and ends of leases), which never wait for KV, and some for KV, so that a
+prompt waits for no other; each has a thread.
 """
 
 import logging
@@ -21,6 +22,7 @@ from octavo.features.transfer.address import parse_listen
 from octavo.features.transfer.data.connection import Connection
 from octavo.features.transfer.data.lane import Outbox
 from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.data.timed import seconds_for
 from octavo.features.transfer.data.transport import Pull
 from octavo.features.transfer.handover import Drop, LeaseEvent, LeaseNews, Watch
 from octavo.features.transfer.plan import JobReport
@@ -37,8 +39,9 @@ from octavo.features.transfer.wire import (
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S: Final = 5.0  # for a shake of hands, and for the other side to give or take anything at all
-PULL_S: Final = 60.0  # for one prompt, whatever trickles in
+TIMEOUT_S: Final = 5.0  # for a shake of hands, for a notice, and for a prompt beside the time of its bytes
+PULL_S: Final = 60.0  # for one prompt, from when it was asked for
+PULLERS: Final = 4  # prompts that are read at once from one engine
 TTL_S: Final = 600.0
 BEATS: Final = 3  # in the time of a lease
 LEAST_BEAT_S: Final = 0.05  # whatever a hint says
@@ -46,9 +49,9 @@ RETRY_S: Final = 1.0  # after a beat that was not taken
 MOST_PEERS: Final = 128  # whatever addresses hints have
 
 
-Fetch = Callable[[Connection, Pull, list[list[bool]], float], None]
-"""Fetch a pull's blocks over a connection, noting each that is there, until some second of the monotonic clock. Raises
-`OSError` or `ValueError`; blocks that were noted count all the same."""
+Fetch = Callable[[Connection, Pull, list[list[bool]]], None]
+"""Fetch a pull's blocks over a connection, which ends in time, noting each that is there. Raises `OSError` or `ValueError`;
+blocks that were noted count all the same."""
 
 
 @dataclass(slots=True)
@@ -63,13 +66,20 @@ class _Peer:
     ends: "queue.SimpleQueue[Drop | None]" = field(default_factory=queue.SimpleQueue)
     under_way: int = 0
     seen: float = 0.0
-    threads: list[threading.Thread] = field(default_factory=list)
+    pullers: list[threading.Thread] = field(default_factory=list)
+    tellers: list[threading.Thread] = field(default_factory=list)
     failed: float = -math.inf  # when there was no connection for KV last
     failure: str = ""  # and why
 
     @property
     def name(self) -> str:
         return f"{self.host}:{self.port}"
+
+    def tell_to_end(self) -> None:
+        """Its threads end when all that was put before is done."""
+        self.ends.put(None)
+        for _ in self.pullers:
+            self.pulls.put(None)
 
 
 class Sessions:
@@ -111,6 +121,8 @@ class Sessions:
             return
         with peer.lock:
             peer.under_way += 1
+        if len(peer.pullers) < min(peer.under_way, PULLERS):
+            self._start(peer, self._run_pulls, peer.pullers)
         peer.pulls.put((pull, time.monotonic()))
 
     def drop(self, drop: Drop) -> None:
@@ -129,11 +141,10 @@ class Sessions:
     def stop(self) -> None:
         """What was put is told to the others, as far as they answer; then nothing more happens."""
         for peer in self._peers.values():
-            peer.pulls.put(None)
-            peer.ends.put(None)
+            peer.tell_to_end()
         end = time.monotonic() + TIMEOUT_S
         for peer in self._peers.values():
-            for thread in peer.threads:
+            for thread in (*peer.pullers, *peer.tellers):
                 thread.join(max(0.0, end - time.monotonic()))
 
     def __len__(self) -> int:
@@ -152,12 +163,14 @@ class Sessions:
                 return None
             peer = _Peer(host, port)
             self._peers[host, port] = peer
-            for what in (self._run_pulls, self._run_notices):
-                thread = threading.Thread(target=what, args=(peer,), name=f"octavo-kv-{peer.name}", daemon=True)
-                peer.threads.append(thread)
-                thread.start()
+            self._start(peer, self._run_notices, peer.tellers)
         peer.seen = now
         return peer
+
+    def _start(self, peer: _Peer, what: Callable[[_Peer], None], threads: list[threading.Thread]) -> None:
+        thread = threading.Thread(target=what, args=(peer,), name=f"octavo-kv-{peer.name}", daemon=True)
+        threads.append(thread)
+        thread.start()
 
     def _forget(self, seen: float) -> None:
         """Those that were last seen before then, and have nothing under way."""
@@ -165,8 +178,7 @@ class Sessions:
             with peer.lock:
                 idle = not peer.leases and not peer.under_way and peer.seen < seen
             if idle:
-                peer.pulls.put(None)
-                peer.ends.put(None)
+                peer.tell_to_end()
                 del self._peers[address]
 
     # ---- the thread of KV ---------------------------------------------------------------------
@@ -192,7 +204,8 @@ class Sessions:
             try:
                 if connection is None:
                     connection = self._connect(peer)
-                self._fetch(connection, pull, good, asked + PULL_S)
+                connection.within(self._until(pull, asked, began) - time.monotonic())
+                self._fetch(connection, pull, good)
                 error = None
                 break
             except Exception as problem:  # the border between one producer and those who wait for it
@@ -207,6 +220,13 @@ class Sessions:
         seconds = time.monotonic() - began
         pull.told(JobReport(job=job.job, good=flat, num_bytes=num_bytes, seconds=seconds, error=error))
         return connection
+
+    def _until(self, pull: Pull, asked: float, began: float) -> float:
+        """When a pull must have ended, on the monotonic clock."""
+        num_bytes = sum(
+            self._seal.length(lease_key("", 0, g)) * len(places) for g, places in enumerate(pull.job.places)
+        )
+        return min(asked + PULL_S, began + TIMEOUT_S + seconds_for(num_bytes))
 
     def _connect(self, peer: _Peer) -> Connection:
         """A connection for KV. When there is none, those who wait for one now need not find out again, each for itself."""
@@ -232,6 +252,7 @@ class Sessions:
                     if connection is None and (drops or beats):
                         connection = Connection(peer.host, peer.port, self._seal, TIMEOUT_S)
                     if connection is not None:
+                        connection.within(TIMEOUT_S)
                         self._tell(connection, drops)
                         if beats:
                             self._beat(connection, peer)

@@ -1,11 +1,10 @@
 """Another engine's host memory as a tier: read over TCP, never written (TIR-32).
 
-Promises: a peer that is gone, slow, frozen or of another model makes misses, each call within `TIMEOUT_S` a message, and
-is then left alone for a while; why it was refused is said once.
+Promises: a peer that is gone, slow, frozen or of another model makes misses, each call as a whole within `TIMEOUT_S` and
+what its bytes take at `LEAST_BYTES_PER_S`, and is then left alone for a while; why it was refused is said once.
 Does not know: what a chunk holds, or how the peer keeps it (see `peer_server`).
 """
 
-import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,9 @@ from typing import Final, TypeVar
 from octavo.features.transfer.address import TierAddress, parse_listen
 from octavo.features.transfer.data.api import Bytes
 from octavo.features.transfer.data.connection import Connection
+from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.data.timed import seconds_for
 from octavo.features.transfer.wire import (
     MOST_KEYS,
     Chunks,
@@ -27,26 +28,21 @@ from octavo.features.transfer.wire import (
     send,
 )
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 TIMEOUT_S: Final = 2.0
-REST_S: Final = 5.0
 
 
 class PeerTier:
     """One other engine.
 
-    Owns: the connection, and until when the peer is left alone.
+    Owns: the connection.
     """
 
-    def __init__(self, host: str, port: int, seal: Seal, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, host: str, port: int, seal: Seal, health: Health) -> None:
         self._address = (host, port)
         self._seal = seal
-        self._clock = clock
+        self._health = health
         self._connection: Connection | None = None
-        self._rests_until = -REST_S
-        self._said = ""
 
     def find(self, keys: Sequence[bytes]) -> list[bool]:
         def ask(connection: socket.socket) -> list[bool]:
@@ -76,7 +72,7 @@ class PeerTier:
                     if size:
                         good[i] = self._take(connection, keys[i], size, rows[i])
 
-        self._try(fetch, None)
+        self._try(fetch, None, sum(self._seal.length(key) for key in keys))
         return good
 
     def _take(self, connection: socket.socket, key: bytes, size: int, row: Bytes) -> bool:
@@ -92,24 +88,22 @@ class PeerTier:
     def write(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
         return [False] * len(keys)
 
-    def _try(self, call: Callable[[socket.socket], T], otherwise: T) -> T:
-        if self._clock() < self._rests_until:
+    def _try(self, call: Callable[[socket.socket], T], otherwise: T, num_bytes: int = 0) -> T:
+        """Ask, where the peer is asked at all, for an answer of at most so many bytes."""
+        if self._health.rests:
             return otherwise
+        began = time.monotonic()
         try:
-            return call(self._open())
+            if self._connection is None:
+                self._connection = Connection(*self._address, self._seal, TIMEOUT_S)
+            self._connection.within(began + TIMEOUT_S + seconds_for(num_bytes) - time.monotonic())
+            answer = call(self._connection.socket)
         except (OSError, ValueError) as error:
-            self._rests_until = self._clock() + REST_S
+            self._health.failed(error)
             self._drop()
-            if str(error) != self._said:
-                self._said = str(error)
-                log.warning("peer %s:%d is left alone for %g s at a time: %s", *self._address, REST_S, error)
             return otherwise
-
-    def _open(self) -> socket.socket:
-        if self._connection is None:
-            self._connection = Connection(*self._address, self._seal, TIMEOUT_S)
-            self._said = ""
-        return self._connection.socket
+        self._health.worked()
+        return answer
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
@@ -120,6 +114,6 @@ class PeerTier:
         self._drop()
 
 
-def make(address: TierAddress, seal: Seal) -> PeerTier:
+def make(address: TierAddress, seal: Seal, health: Health) -> PeerTier:
     """The tier of a `peer://` address."""
-    return PeerTier(*parse_listen(address.place), seal)
+    return PeerTier(*parse_listen(address.place), seal, health)

@@ -1,15 +1,14 @@
 """Chunks in a Redis or Valkey server, shared by engines on any machine (TIR-31).
 
-Promises: a server that is slow, gone or answers nonsense makes misses, each call within `TIMEOUT_S`, and is then left
-alone for a while; what it gives is used only when its seal fits.
+Promises: a server that is slow, gone or answers nonsense makes misses, each call as a whole within `TIMEOUT_S` and what
+its bytes take at `LEAST_BYTES_PER_S`, and is then left alone for a while; what it gives is used only when its seal fits.
 Does not know: what a chunk holds. How much the server keeps, and what it forgets, is the server's matter
 (`maxmemory`, `maxmemory-policy allkeys-lru`).
 
 A chunk is one value under `octavo:<fingerprint>:<key>`.
 """
 
-import logging
-import time
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -17,7 +16,9 @@ from octavo.base.errors import ConfigError
 from octavo.base.packages import install_command
 from octavo.features.transfer.address import TierAddress
 from octavo.features.transfer.data.api import Bytes
+from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.data.timed import Deadline, TimedSocket, seconds_for
 from octavo.ops import spare
 
 try:
@@ -25,25 +26,23 @@ try:
 except ImportError:  # an extra
     redis = None  # type: ignore[assignment]
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
-TIMEOUT_S: Final = 1.0  # for the server to take or give anything at all
-REST_S: Final = 5.0  # without a call, after one that failed
+TIMEOUT_S: Final = 1.0
 BATCH_BYTES: Final = 8 << 20  # in one request
 
 
 class RedisTier:
     """One server.
 
-    Owns: the connection, and until when the server is left alone.
+    Owns: the connection.
     """
 
-    def __init__(self, client: Any, seal: Seal, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: Any, seal: Seal, health: Health, deadline: Deadline) -> None:
+        """`deadline`: the one that the client's connections keep to."""
         self._client = client
         self._seal = seal
-        self._clock = clock
-        self._rests_until = -REST_S
+        self._health = health
+        self._deadline = deadline
         self._prefix = f"octavo:{seal.space}:".encode()
 
     def find(self, keys: Sequence[bytes]) -> list[bool]:
@@ -53,9 +52,11 @@ class RedisTier:
                 line.exists(self._prefix + key)
             return [bool(answer) for answer in line.execute()]
 
+        self._begin()
         return self._try(ask, [False] * len(keys))
 
     def read(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
+        self._begin(keys)
         good: list[bool] = []
         for part in self._batches(keys):
             names = [self._prefix + key for key in keys[part]]
@@ -69,13 +70,14 @@ class RedisTier:
         head, length = self._seal.head_bytes(key), self._seal.length(key)
         body = memoryview(value)[head:]
         if len(body) != length or not self._seal.opens(key, value[:head], body):
-            log.warning("a value under a key of ours is not a chunk of ours, and is removed")
+            self._health.note("odd", "a value under a key of ours is not a chunk of ours, and is removed")
             self._try(lambda: self._client.delete(self._prefix + key), 0)
             return False
         row.data[:length] = body
         return True
 
     def write(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
+        self._begin(keys)
         good: list[bool] = []
         for part in self._batches(keys):
 
@@ -99,25 +101,46 @@ class RedisTier:
                 start, size = i + 1, 0
         return [*out, slice(start, len(keys))] if start < len(keys) else out
 
+    def _begin(self, keys: Sequence[bytes] = ()) -> None:
+        """A call on this tier begins, which moves these keys' chunks."""
+        self._deadline.within(TIMEOUT_S + seconds_for(sum(self._seal.length(key) for key in keys)))
+
     def _try(self, call: Callable[[], T], otherwise: T) -> T:
-        if self._clock() < self._rests_until:
+        if self._health.rests:
             return otherwise
         try:
-            return call()
-        except (redis.RedisError, OSError, ValueError) as error:
-            self._rests_until = self._clock() + REST_S
-            log.warning("a redis tier does not answer as it should and is left alone for %g s: %s", REST_S, error)
+            answer = call()
+        except Exception as error:  # to an answer that is no sense the client has errors of many types
+            self._health.failed(error)
             return otherwise
+        self._health.worked()
+        return answer
 
     def close(self) -> None:
         self._client.close()
 
 
-def make(address: TierAddress, seal: Seal) -> RedisTier:
+def _timed(deadline: Deadline) -> type[Any]:
+    """The client's kind of connection, whose socket keeps to a deadline: its own limits are for each piece that comes."""
+
+    class Timed(redis.Connection):
+        def _connect(self) -> socket.socket:
+            return TimedSocket.of(super()._connect(), deadline)  # type: ignore[no-untyped-call]
+
+    return Timed
+
+
+def make(address: TierAddress, seal: Seal, health: Health) -> RedisTier:
     """The tier of a `redis://` address. Raises `ConfigError` without the package."""
     if redis is None:
         raise ConfigError(f"--kv-tier {address.text} needs the package redis: {install_command('redis')}")
-    client = redis.Redis.from_url(
-        address.name, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, health_check_interval=30, retry=None
+    deadline = Deadline()
+    pool = redis.ConnectionPool.from_url(
+        address.name,
+        connection_class=_timed(deadline),
+        socket_timeout=TIMEOUT_S,
+        socket_connect_timeout=TIMEOUT_S,
+        health_check_interval=30,
+        retry=None,
     )
-    return RedisTier(client, seal)
+    return RedisTier(redis.Redis(connection_pool=pool), seal, health, deadline)

@@ -1,14 +1,13 @@
 """Chunks in a bucket of S3, or of a server that speaks like it, shared by engines on any machine (TIR-31).
 
-Promises: a server that is slow, gone or answers nonsense makes misses, within `STALL_S` without an answer, and is then
-left alone for a while; what it gives is used only when its seal fits.
+Promises: a server that is slow, gone or answers nonsense makes misses, each call as a whole within `STALL_S` and what its
+bytes take at `LEAST_BYTES_PER_S`, and is then left alone for a while; what it gives is used only when its seal fits.
 Does not know: what a chunk holds. How much the bucket keeps, and for how long, is the bucket's matter (its life cycle
 rules). Credentials come the client's usual way: environment, files, the machine's role.
 
 A chunk is one object, `<prefix>/<fingerprint>/<2 digits>/<key>.kv`: the digits spread keys over the store's partitions.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -20,7 +19,9 @@ from octavo.base.packages import install_command
 from octavo.features.transfer.address import TierAddress
 from octavo.features.transfer.data.api import Bytes
 from octavo.features.transfer.data.crew import Crew
+from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.data.timed import seconds_for
 from octavo.ops import spare
 
 try:
@@ -30,13 +31,10 @@ try:
 except ImportError:  # an extra
     boto3 = None
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 CONNECT_S: Final = 1.0
 READ_S: Final = 2.0  # for the server to send anything at all
-STALL_S: Final = 4.0  # in which one of the calls under way must come back
-REST_S: Final = 5.0  # without a call, after one that failed
+STALL_S: Final = 4.0
 SIDE_BY_SIDE: Final = 8  # calls at a time: a store answers late and gives fast
 MANY: Final = 64  # keys for which a page of the bucket's list, 1,000 names, is asked for first
 REGION: Final = "us-east-1"  # the client wants one; servers other than Amazon's do not care
@@ -46,22 +44,21 @@ ABSENT: Final = frozenset({"404", "NoSuchKey", "NotFound"})
 class S3Tier:
     """One bucket.
 
-    Owns: the client, the threads that call it, and until when the server is left alone.
+    Owns: the client, the threads that call it, and when the call on this tier must be over.
     """
 
-    def __init__(
-        self, client: Any, bucket: str, prefix: str, seal: Seal, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, client: Any, bucket: str, prefix: str, seal: Seal, health: Health) -> None:
         self._client = client
         self._bucket = bucket
         self._prefix = f"{prefix}/{seal.space}" if prefix else seal.space
         self._seal = seal
-        self._clock = clock
-        self._rests_until = -REST_S
+        self._health = health
+        self._until = 0.0
         self._crew = Crew(SIDE_BY_SIDE, "octavo-kv-s3")
 
     def find(self, keys: Sequence[bytes]) -> list[bool]:
         """One by one; of a long prompt's keys first those that a few pages of the list tell of."""
+        self._begin()
         sizes, end = self._list(len(keys) // MANY)
         good, unknown = [False] * len(keys), []
         for number, key in enumerate(keys):
@@ -95,6 +92,7 @@ class S3Tier:
 
     def read(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
         good = [False] * len(keys)
+        self._begin(keys)
 
         def take(number: int, chunk: memoryview | None) -> None:
             if chunk is not None:  # rows are written here: a call that was given up may still be at its own memory
@@ -106,6 +104,7 @@ class S3Tier:
 
     def write(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
         good = [False] * len(keys)
+        self._begin(keys)
 
         def calls() -> Iterator[Callable[[], bool]]:
             for key, row in zip(keys, rows, strict=True):  # a row may hold something else once a call was given up
@@ -142,7 +141,7 @@ class S3Tier:
         head = self._seal.head_bytes(key)
         if len(data) == self._num_bytes(key) and self._seal.opens(key, bytes(data[:head]), data[head:]):
             return data[head:]
-        log.warning("an object under a key of ours is not a chunk of ours, and is removed")
+        self._health.note("odd", "an object under a key of ours is not a chunk of ours, and is removed")
         self._client.delete_object(**self._place(key))
         return None
 
@@ -154,14 +153,19 @@ class S3Tier:
 
     # ---- the server ---------------------------------------------------------------------------
 
+    def _begin(self, keys: Sequence[bytes] = ()) -> None:
+        """A call on this tier begins, which moves these keys' chunks."""
+        self._until = time.monotonic() + STALL_S + seconds_for(sum(self._seal.length(key) for key in keys))
+
     def _each(self, calls: Iterator[Callable[[], T]], take: Callable[[int, T], None]) -> None:
-        if self._clock() < self._rests_until or not self._crew.is_free:
+        if self._health.rests or not self._crew.is_free:
             return
         try:
-            self._crew.each(calls, take, STALL_S)
+            self._crew.each(calls, take, max(0.0, self._until - time.monotonic()))
         except (BotoCoreError, ClientError, OSError, ValueError) as error:
-            self._rests_until = self._clock() + REST_S
-            log.warning("an S3 tier does not answer as it should and is left alone for %g s: %s", REST_S, error)
+            self._health.failed(error)
+        else:
+            self._health.worked()
 
 
 def _or_absent(call: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
@@ -174,7 +178,7 @@ def _or_absent(call: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         raise
 
 
-def make(address: TierAddress, seal: Seal) -> S3Tier:
+def make(address: TierAddress, seal: Seal, health: Health) -> S3Tier:
     """The tier of an `s3://` address. Raises `ConfigError` without the package, or without credentials."""
     if boto3 is None:
         raise ConfigError(f"--kv-tier {address.text} needs the package boto3: {install_command('s3')}")
@@ -199,4 +203,4 @@ def make(address: TierAddress, seal: Seal) -> S3Tier:
         region_name=address.region or session.region_name or REGION,
         config=settings,
     )
-    return S3Tier(client, bucket, prefix.strip("/"), seal)
+    return S3Tier(client, bucket, prefix.strip("/"), seal, health)
