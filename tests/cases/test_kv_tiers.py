@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from contextlib import contextmanager
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,10 +21,11 @@ DELAY_S = 0.02
 AT_ONCE = 8
 
 
+DELAYED: set[str] = set()  # names of threads that had something to do, late
+
+
 class SlowLane(lane.Lane):
     """A lane whose jobs begin up to 20 ms late. Owns: its chance."""
-
-    delayed: ClassVar[set[str]] = set()  # names of those that had something to do
 
     def __init__(self, name):
         self._name = name
@@ -33,22 +33,38 @@ class SlowLane(lane.Lane):
         super().__init__(name)
 
     def put(self, job):
-        self.delayed.add(self._name)
+        DELAYED.add(self._name)
         delay_s = self._chance.uniform(0, DELAY_S)
         super().put(lambda: (time.sleep(delay_s), job()))
 
 
+class SlowTeam(tier_threads.Team):
+    """A tier's threads whose work begins up to 20 ms late. Owns: its chance."""
+
+    def __init__(self, name, tiers):
+        self._chance = random.Random(name)
+        super().__init__(name, tiers)
+
+    def put(self, work):
+        DELAYED.add(self._name)
+        delay_s = self._chance.uniform(0, DELAY_S)
+        return super().put(lambda tier: (time.sleep(delay_s), work(tier)))
+
+
+TIERS = frozenset({"octavo-kv-file-find", "octavo-kv-file-write"})  # not every test needs to read files
+
+
 @contextmanager
-def slow_transfers(of=frozenset({"octavo-kv-loads", "octavo-kv-file", "octavo-kv-file-write"})):
+def slow_transfers(of=frozenset({"octavo-kv-loads"}) | TIERS):
     """Loads and all that tiers do take their time, which every thread of `of` shows; tiers are asked also where
     computing would be faster."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (agent, tier_threads):
-            patch.setattr(module, "Lane", SlowLane)
+        patch.setattr(agent, "Lane", SlowLane)
+        patch.setattr(tier_threads, "Team", SlowTeam)
         patch.setattr(search, "TRY_AGAIN", 1)
-        SlowLane.delayed.clear()
+        DELAYED.clear()
         yield
-        assert of <= SlowLane.delayed
+        assert of <= DELAYED
 
 
 def words(seed, count, low=10, high=400):

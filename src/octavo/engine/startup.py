@@ -16,13 +16,13 @@ from octavo.config.facts import DeviceFacts, ModelFacts, read_model_facts
 from octavo.config.quantization import NONE, plan_quantization
 from octavo.config.resolve import Resolved, resolve
 from octavo.config.schema import EngineConfig
-from octavo.config.transfer import TransferConfig
+from octavo.engine import transfer
 from octavo.engine.core import EngineCore
 from octavo.executor.api import Executor, LoadReport, ProfileReport, WorkerConfig
 from octavo.kvcache.groups import blocks_needed, fit_report, hash_block_size, longest_context, plan_layout
 from octavo.kvcache.hashing import make_hasher
 from octavo.kvcache.manager import KVCacheManager
-from octavo.plugins.registry import Registry, load_feature
+from octavo.plugins.registry import Registry
 from octavo.scheduler.apply import ResultApplier
 from octavo.scheduler.limits import SchedulerLimits, builtin_constraints
 from octavo.scheduler.order import make_order
@@ -31,9 +31,6 @@ from octavo.scheduler.seams import ControlPart
 
 Progress = Callable[[str], None]
 MIN_CONTEXT = 16  # tokens; a shorter context is an error of memory, not a setting
-TRANSFER = "octavo.features.transfer.control.parts:make"  # by name: the engine works without it
-TRANSFER_NOTES = "octavo.features.transfer.control.parts:describe"
-TRANSFER_SPEEDS = "transfer.speeds"  # the call that its other half answers
 
 
 def executors() -> Registry[Callable[..., Executor]]:
@@ -102,7 +99,7 @@ def build_core(
     try:
         with _timed(seconds, "probe"):
             device = executor.probe()
-        resolved = resolve(config, facts, device, sources)
+        resolved = resolve(config, facts, transfer.beside(config.cache, device), sources)
         worker = worker_config(resolved.config, facts, device, sample_vocab_size, plugins)
         with _timed(seconds, "load"):
             loaded = executor.load(worker, progress)
@@ -113,14 +110,18 @@ def build_core(
             profile = executor.profile()
         loaded = replace(loaded, notes=(*loaded.notes, *profile.notes))
         layout, max_len = decide_layout(
-            resolved.config, loaded, profile, device, fit_length=config.model.max_model_len is None
+            resolved.config,
+            loaded,
+            transfer.beside(config.cache, profile),
+            device,
+            fit_length=config.model.max_model_len is None,
         )
         with _timed(seconds, "allocate"):
             executor.allocate(layout)
         with _timed(seconds, "warm up"):
             executor.warm_up()
         progress(f"KV cache: {size_text(layout.total_bytes)} reserved; warm-up {seconds['warm up']:.1f} s")
-        speeds = _speeds(resolved.config, executor, profile)
+        speeds = transfer.speeds(resolved.config.cache, executor, profile)
         core = _assemble(resolved.config, layout, max_len, executor, parts, clock, speeds)
         report = _report(resolved, facts, device, loaded, layout, max_len, seconds, speeds)
         return Started(core=core, report=report)
@@ -157,21 +158,7 @@ def worker_config(
         sample_vocab_size=sample_vocab_size,
         logprobs_mode=config.model.logprobs_mode,
         kernels=config.device.kernels,
-        kv_transfer=_worker_transfer(config),
-    )
-
-
-def _worker_transfer(config: EngineConfig) -> TransferConfig | None:
-    cache = config.cache
-    if cache.transfer_option is None:
-        return None
-    return TransferConfig(
-        option=cache.transfer_option,
-        tiers=cache.tiers,
-        listen=cache.kv_listen,
-        role=cache.kv_role,
-        transport=cache.kv_transport,
-        connectors=cache.kv_connector or (),
+        kv_transfer=transfer.worker_share(config.cache),
     )
 
 
@@ -235,9 +222,10 @@ def kv_budget(config: EngineConfig, loaded: LoadReport, profile: ProfileReport, 
         wanted = int(device.memory_total_bytes * share) - loaded.weight_bytes - profile.peak_activation_bytes
     budget = min(wanted, profile.available_bytes)
     if budget <= 0:
+        tiers = "give the host tier less, " if cache.tiers else ""
         raise ConfigError(
             f"no memory is left for the KV cache: weights take {size_text(loaded.weight_bytes)} and one step "
-            f"{size_text(profile.peak_activation_bytes)}; raise --gpu-memory-utilization, lower "
+            f"{size_text(profile.peak_activation_bytes)}; {tiers}raise --gpu-memory-utilization, lower "
             "--max-num-batched-tokens, or take a smaller model."
         )
     return budget
@@ -265,7 +253,7 @@ def _assemble(
         record_events=config.cache.kv_events,
     )
     depth = 2 if sched.async_scheduling else 1
-    parts = (*parts, *_transfer(config, layout, hash_block, kv, clock, speeds))
+    parts = (*parts, *transfer.parts(config.cache, layout, hash_block, kv, clock, speeds))
     limits = SchedulerLimits(
         max_num_seqs=_set(sched.max_num_seqs),
         max_num_active_seqs=_set(sched.max_num_active_seqs),
@@ -287,32 +275,6 @@ def _assemble(
         clock=clock,
     )
     return EngineCore(scheduler, ResultApplier(scheduler), executor, depth=depth, take_events=kv.take_events)
-
-
-def _transfer(
-    config: EngineConfig,
-    layout: KVLayout,
-    hash_block: int,
-    kv: KVCacheManager,
-    clock: Callable[[], float],
-    speeds: Mapping[str, float],
-) -> tuple[ControlPart, ...]:
-    """What moves KV beyond the device, where that was asked for."""
-    option = config.cache.transfer_option
-    if option is None:
-        return ()
-    make = load_feature(TRANSFER, option)
-    parts: tuple[ControlPart, ...] = make(
-        config.cache, layout, hash_block_size=hash_block, blocks_of=kv.blocks, clock=clock, speeds=speeds
-    )
-    return parts
-
-
-def _speeds(config: EngineConfig, executor: Executor, profile: ProfileReport) -> Mapping[str, float]:
-    """What says from the start whether loading pays (TIR-33); nothing where nothing is loaded."""
-    if not config.cache.tiers:
-        return {}
-    return {"prompt_tokens_per_s": profile.prompt_tokens_per_s, **executor.call(TRANSFER_SPEEDS)}
 
 
 def _report(
@@ -346,19 +308,11 @@ def _report(
         concurrency=fit.concurrency,
         depth=2 if config.scheduler.async_scheduling else 1,
         seconds=dict(seconds),
-        notes=(*loaded.notes, *_padding_note(layout), *_transfer_notes(config, layout, speeds)),
+        notes=(*loaded.notes, *_padding_note(layout), *transfer.notes(config.cache, layout, speeds)),
         decisions=tuple(decisions),
         hash_block_size=hash_block_size(layout),
         first_block_size=layout.groups[0].spec.block_size,
     )
-
-
-def _transfer_notes(config: EngineConfig, layout: KVLayout, speeds: Mapping[str, float]) -> tuple[str, ...]:
-    option = config.cache.transfer_option
-    if option is None:
-        return ()
-    notes: tuple[str, ...] = load_feature(TRANSFER_NOTES, option)(config.cache, layout, speeds)
-    return notes
 
 
 def _padding_note(layout: KVLayout) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from octavo import __version__
 from octavo.base.kvspec import KVLayout
 from octavo.base.step import StepPlan, StepResult
-from octavo.config.facts import DeviceFacts
+from octavo.config.facts import DeviceFacts, ModelFacts
 from octavo.executor.api import LoadReport, ProfileReport, WorkerConfig
 from octavo.models.build import BuildSettings
 from octavo.models.contents import contents
@@ -39,6 +39,21 @@ log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 ANY_KERNELS = Kernels()
 TRANSFER = "octavo.features.transfer.data.agent:make"
+NOT_COMPUTED = frozenset(  # keys of config.json: who wrote it, when a text ends, and how it was trained
+    [
+        "_name_or_path",
+        "transformers_version",
+        "dtype",
+        "torch_dtype",
+        "use_cache",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "initializer_range",
+        "attention_dropout",
+    ]
+)
+ANY_LENGTH = frozenset({"default", "linear", "llama3", "yarn"})  # kinds of rotary scaling
 KV_DTYPES = {"auto": None, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 KEEP_PATIENCE_S = 10.0  # how long a stop waits for packed weights that are being written
 
@@ -53,7 +68,7 @@ def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "Host
     facts = probe(config.device, config.plugins)
     kernels = choose_kernels(config.kernels, facts.kind)
     forward = EagerForward() if kernels.make_tape is None else RecordedForward(kernels.make_tape)
-    parts = (*parts, *_transfer_parts(config, kernels))
+    parts = (*parts, *_transfer_parts(config, facts, kernels))
     return HostedWorker(
         config,
         facts,
@@ -63,28 +78,50 @@ def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "Host
     )
 
 
-def _transfer_parts(config: WorkerConfig, kernels: Kernels) -> tuple[DataPart, ...]:
+def _transfer_parts(config: WorkerConfig, facts: DeviceFacts, kernels: Kernels) -> tuple[DataPart, ...]:
     """What moves KV beyond the device, where that was asked for."""
     transfer = config.kv_transfer
     if transfer is None:
         return ()
-    parts: tuple[DataPart, ...] = load_feature(TRANSFER, transfer.option)(transfer, kv_identity(config, kernels))
+    parts: tuple[DataPart, ...] = load_feature(TRANSFER, transfer.option)(transfer, kv_identity(config, facts, kernels))
     return parts
 
 
-def kv_identity(config: WorkerConfig, kernels: Kernels) -> dict[str, str]:
-    """All that a token's KV depends on besides the tokens before it, by name: equal values, equal KV."""
+def kv_identity(config: WorkerConfig, device: DeviceFacts, kernels: Kernels) -> dict[str, str]:
+    """All that a token's KV depends on besides the tokens before it, by name: equal values, equal KV.
+
+    By what was chosen, not by what was asked for: an option left out and the same value given are one identity.
+    """
+    meta = build_meta(config.facts, build_settings(config, device, kernels))
+    plan = config.quantization
     return {
         "version": __version__,
-        "model": _digest(repr(replace(config.facts, source=""))),
+        "model": _digest(repr(_computed(config.facts))),
         "weights": _weights(config),
         "dtype": config.dtype,
-        "KV dtype": config.kv_cache_dtype,
-        "block size": str(config.block_size),
-        "attention backend": str(config.attention_backend),
-        "quantization": repr(config.quantization),
-        "kernels": _digest([config.kernels, sorted(kernels.forced), core_build()]),
+        "KV dtype": _each(spec.dtype for spec in meta.specs),
+        "block size": _each(spec.block_size for spec in meta.specs),
+        "length of rotary positions": _rotary_length(config),
+        "attention backend": meta.backend.name,
+        "quantization": repr(None if plan is None else replace(plan, text="")),
+        "kernels": _digest([sorted(kernels.forced), core_build()]),
     }
+
+
+def _computed(facts: ModelFacts) -> ModelFacts:
+    """What is computed of a model, without where it lies and what else its file says."""
+    raw = {name: value for name, value in sorted(facts.raw.items()) if name not in NOT_COMPUTED}
+    return replace(facts, source="", dtype="", bos_token_id=None, eos_token_ids=(), raw=raw)
+
+
+def _rotary_length(config: WorkerConfig) -> str:
+    """What the served length does to rotary positions: nothing, but where their scaling depends on it."""
+    return "any" if config.facts.rope.kind in ANY_LENGTH else str(config.max_model_len)
+
+
+def _each(values: Iterable[object]) -> str:
+    """Different values, in order of their first."""
+    return ", ".join(dict.fromkeys(map(str, values)))
 
 
 def _weights(config: WorkerConfig) -> str:

@@ -1,10 +1,22 @@
 """Tiers by address, and what is said of a wrong one."""
 
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from octavo import LLM
 from octavo.base.errors import ConfigError
-from octavo.features.transfer.address import DEFAULT_HOST_BYTES, parse_tiers
+from octavo.base.kvspec import FullAttentionSpec, KVGroup, KVLayout, LayerPlace
+from octavo.config.facts import DeviceFacts
+from octavo.config.schema import CacheConfig
+from octavo.engine import transfer
+from octavo.executor.api import ProfileReport
+from octavo.features.transfer.address import DEFAULT_HOST_BYTES, host_bytes, parse_tiers
+from octavo.features.transfer.data.agent import TransferAgent
+from octavo.features.transfer.data.peer_server import PeerDoor
 from tests.support import checkpoints
 
 
@@ -66,6 +78,7 @@ def test_what_each_tier_holds_is_said_at_the_start():
         (("host?sise=1GiB",), "host has no option 'sise'; it has policy, size"),
         (("host?size=big",), "host[?]size=big: size must be a size such as 2GiB"),
         (("host?size=0",), "the size must be above 0"),
+        (("host?size=1GiB&size=2GiB",), "an option is given twice"),
         (("file://relative/path",), "give the folder as file:///absolute/path"),
         (("host", "host?size=2GiB"), "there is one host tier"),
         (("file:///a", "file:///a"), "a tier is given twice"),
@@ -87,3 +100,59 @@ def test_what_each_tier_holds_is_said_at_the_start():
 def test_what_is_wrong_is_said_with_the_address(texts, error):
     with pytest.raises(ConfigError, match=error):
         parse_tiers(texts)
+
+
+LAYOUT = KVLayout(
+    groups=(KVGroup(index=0, spec=FullAttentionSpec(block_size=64, num_kv_heads=3, head_dim=64, dtype="bfloat16"), layers=(0,)),),
+    places=(LayerPlace(layer=0, group=0, offset=0, block_stride=49152),),
+    num_blocks=8,
+    block_bytes=49152,
+    total_bytes=8 * 49152,
+)  # fmt: skip
+
+
+def test_a_host_tier_is_refused_that_this_machine_cannot_hold():
+    """F57: 500 GiB on 23 GiB started."""
+    with pytest.raises(ConfigError) as caught:
+        LLM(str(checkpoints.tiny_llama()), num_threads=1, kv_tier=("host?size=500GiB",))
+    assert re.search(
+        r"--kv-tier host\?size=500GiB: 500\.00 GiB is more than the [\d.]+ [GM]iB that are avail", str(caught.value)
+    )
+    with pytest.raises(ConfigError, match=r"needs room beside it; give the host tier less, such as host\?size=11GiB"):
+        host_bytes(("host?size=23GiB",), 23 << 30)
+    with pytest.raises(
+        ConfigError, match=r"the host tier of --kv-tier file:///a: 1\.00 GiB is more than the 600\.0 MiB"
+    ):
+        host_bytes(("file:///a",), 600 << 20)
+    assert host_bytes(("host?size=22GiB", "file:///a?size=9TiB"), 23 << 30) == 22 << 30
+
+
+def test_the_cache_s_memory_is_what_the_host_tier_leaves():
+    """F57: a fifth of the memory, and of what is left after loading, is counted beside the tier."""
+    cache = CacheConfig(kv_tier=("host?size=6GiB",))
+    device = DeviceFacts(
+        kind="cpu", name="x", memory_total_bytes=16 << 30, memory_available_bytes=11 << 30, num_cores=2
+    )
+    profile = ProfileReport(peak_activation_bytes=0, available_bytes=10 << 30, seconds=1.0)
+    assert transfer.beside(cache, device).memory_available_bytes == 5 << 30
+    assert transfer.beside(cache, profile).available_bytes == 4 << 30
+    assert transfer.beside(CacheConfig(), profile) is profile
+    with pytest.raises(ConfigError, match=r"6\.00 GiB is more than the 5\.00 GiB that are available"):
+        transfer.beside(cache, replace(profile, available_bytes=5 << 30))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("host?size=1KiB", "one block of KV takes 48.0 KiB there, more than the tier's 1.0 KiB; give it more"),
+        ("file:///f?size=1KiB", "one block of KV takes 48.1 KiB there, more than the tier's 1.0 KiB; give it more"),
+    ],
+)
+def test_a_tier_that_cannot_hold_one_block_is_refused(text, said, tmp_path):
+    """F57: "0 tokens"."""
+    text = text.replace("/f?", f"{tmp_path}/f?")
+    agent = TransferAgent((text,), {"a": "b"}, PeerDoor(None))
+    with pytest.raises(ConfigError) as caught:
+        agent.bind(SimpleNamespace(layout=LAYOUT, buffer=torch.zeros(LAYOUT.total_bytes, dtype=torch.uint8)))
+    assert str(caught.value) == f"--kv-tier {text}: {said}"
+    agent.close()

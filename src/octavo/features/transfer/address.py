@@ -92,7 +92,10 @@ def parse_tier(text: str) -> TierAddress:
     kind = url.scheme or url.path
     if kind not in KNOWN_OPTIONS:
         raise ConfigError(f"--kv-tier {text}: there is no tier {kind!r}; there are {', '.join(sorted(KNOWN_OPTIONS))}")
-    options = dict(parse_qsl(url.query, keep_blank_values=True))
+    pairs = parse_qsl(url.query, keep_blank_values=True)
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        raise ConfigError(f"--kv-tier {text}: an option is given twice")
     if unknown := sorted(set(options) - KNOWN_OPTIONS[kind]):
         raise ConfigError(
             f"--kv-tier {text}: {kind} has no option {unknown[0]!r}; "
@@ -183,10 +186,37 @@ def chunk_bytes(layout: KVLayout, group: int) -> int:
 
 def num_rows(layout: KVLayout, host: TierAddress) -> int:
     """Chunks that the host tier holds. Raises `ConfigError` when it holds none."""
-    rows = (host.size or DEFAULT_HOST_BYTES) // row_bytes(layout)
-    if rows < 1:
-        raise ConfigError(f"--kv-tier {host.text}: one block of KV takes {row_bytes(layout)} bytes; give the tier more")
-    return rows
+    check_holds_one(host, row_bytes(layout))
+    return (host.size or DEFAULT_HOST_BYTES) // row_bytes(layout)
+
+
+def check_holds_one(tier: TierAddress, num_bytes: int) -> None:
+    """Raises `ConfigError` for a tier that is smaller than what one block of KV takes there."""
+    if tier.size is not None and tier.size < num_bytes:
+        raise ConfigError(
+            f"--kv-tier {tier.text}: one block of KV takes {_size(num_bytes)} there, more than the tier's "
+            f"{_size(tier.size)}; give it more"
+        )
+
+
+def host_bytes(texts: tuple[str, ...], available: int) -> int:
+    """Memory that the host tier takes once it is full, of so many bytes that are to be had, in which there must be room
+    for a cache, too. Raises `ConfigError` with the numbers."""
+    host = parse_tiers(texts)[0]
+    size = host.size or DEFAULT_HOST_BYTES
+    if size >= available:
+        what = f"--kv-tier {host.text}" if host.text in texts else f"the host tier of --kv-tier {texts[0]}"
+        raise ConfigError(
+            f"{what}: {_size(size)} is more than the {_size(available)} that are available to this process, and the KV "
+            f"cache needs room beside it; give the host tier less, such as host?size={_round(available // 2)}"
+        )
+    return size
+
+
+def _round(num_bytes: int) -> str:
+    """A size to type, not above this one."""
+    gib = num_bytes >> 30
+    return f"{gib}GiB" if gib else f"{max(1, num_bytes >> 20)}MiB"
 
 
 def describe(texts: tuple[str, ...], layout: KVLayout, speeds: Mapping[str, float]) -> tuple[str, ...]:
@@ -220,4 +250,6 @@ def _time(seconds: float) -> str:
 
 
 def _size(num_bytes: int) -> str:
+    if num_bytes < 100 << 10:
+        return f"{num_bytes / 2**10:.1f} KiB"
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

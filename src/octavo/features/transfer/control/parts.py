@@ -52,6 +52,11 @@ def _check_tiers(cache: CacheConfig) -> None:
         raise ConfigError(f"--prefix-hash {cache.prefix_hash} names blocks for one process only; tiers need sha256")
 
 
+def host_bytes(cache: CacheConfig, available: int) -> int:
+    """Of so many bytes, those that tiers take beside the KV cache. Raises `ConfigError` when they leave nothing."""
+    return address.host_bytes(cache.tiers, available) if cache.tiers else 0
+
+
 def describe(cache: CacheConfig, layout: KVLayout, speeds: Mapping[str, float]) -> tuple[str, ...]:
     """What was asked for, for people: a line for each."""
     lines = address.describe(cache.tiers, layout, speeds) if cache.tiers else ()

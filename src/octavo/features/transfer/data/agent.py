@@ -15,7 +15,14 @@ import msgspec
 
 from octavo.base.step import ResultPart, StepPlan
 from octavo.config.transfer import TransferConfig
-from octavo.features.transfer.address import chunk_bytes, num_rows, parse_listen, parse_tiers, row_bytes
+from octavo.features.transfer.address import (
+    check_holds_one,
+    chunk_bytes,
+    num_rows,
+    parse_listen,
+    parse_tiers,
+    row_bytes,
+)
 from octavo.features.transfer.connector import DataContext, load
 from octavo.features.transfer.data.api import Tier
 from octavo.features.transfer.data.handover import HandoverAgent
@@ -79,11 +86,13 @@ class TransferAgent(NullPart):
 
     def bind(self, memory: KVMemory) -> None:
         layout = memory.layout
+        seal = Seal(self._identity, [chunk_bytes(layout, group.index) for group in layout.groups])
+        for address in self._addresses:
+            check_holds_one(address, seal.most_sealed_bytes)
         self._regions = regions_of(memory, "--kv-tier")
         self._host = HostRegion(num_rows(layout, self._host_address), row_bytes(layout))
         self._ledger = RowLedger(self._host)
         self._speeds = _measure(self._regions[0], self._host, layout.num_blocks)
-        seal = Seal(self._identity, [chunk_bytes(layout, group.index) for group in layout.groups])
         self._tiers = [TierThreads(a, seal) for a in self._addresses]
         self._door.serve(RowGiver(self._ledger, seal), seal)
 

@@ -17,6 +17,7 @@ from typing import Final
 
 MAGIC: Final = b"OctavoKV"
 VERSION: Final = 1
+KEY_BYTES: Final = 36  # of a tier's key: a block's hash and its group
 HEADER: Final = struct.Struct("<8sIQI")
 
 
@@ -43,6 +44,11 @@ class Seal:
     def most_bytes(self) -> int:
         """Of any chunk."""
         return max(self._lengths)
+
+    @property
+    def most_sealed_bytes(self) -> int:
+        """Of any chunk with what stands before it."""
+        return HEADER.size + len(self._print) + KEY_BYTES + self.most_bytes
 
     def head_bytes(self, key: bytes) -> int:
         """Bytes before the chunk."""
