@@ -9,7 +9,7 @@ behind it, is refused with both numbers.
 """
 
 from octavo.base.errors import ClientError, ContextLengthError
-from octavo.base.params import SamplingParams
+from octavo.base.params import SamplingParams, shown
 from octavo.inputs.renderer import EngineInput, check_token_ids
 from octavo.inputs.tokenizer import Tokenizer
 
@@ -75,8 +75,18 @@ class Limits:
             bare = word.lstrip(" ")
             for spelling in (bare, " " + bare):
                 if bare and (ids := tuple(self._tokenizer.encode(spelling, add_special_tokens=False))):
+                    self._check_bad_word(word, ids)
                     found[ids] = None
         return tuple(found)
+
+    def _check_bad_word(self, word: str, ids: tuple[int, ...]) -> None:
+        wrong = next((i for i in ids if i >= self._vocab_size), None)
+        if wrong is not None:
+            raise ClientError(
+                f"bad_words has {shown(word)}, which becomes the token id {wrong}, and ids of this model are 0 to "
+                f"{self._vocab_size - 1}: it never says so; leave that word out",
+                param="bad_words",
+            )
 
     def _room(self, input: EngineInput) -> int:
         """Tokens that the context leaves for the answer."""

@@ -195,7 +195,7 @@ class RenderRoutes:
         door = self._door
         req, warnings = await door.read(DetokenizeRequest, request)
         door.model_name(req.model)
-        check_token_ids("tokens", req.tokens, door.front.info.vocab_size)
+        check_token_ids("tokens", req.tokens, door.tokenizer.vocab_size)
         text = await asyncio.to_thread(
             door.tokenizer.decode, req.tokens, skip_special_tokens=bool(req.skip_special_tokens)
         )
