@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gguf
 import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -166,6 +167,19 @@ def gguf_of_sentencepiece(model: bytes) -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": sp.eos_id(),
         "tokenizer.ggml.unknown_token_id": sp.unk_id(),
     }
+
+
+def write_vocabulary(path: Path, metadata: dict[str, Any]) -> Path:
+    """A GGUF file with this vocabulary and no tensors."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in metadata.items():
+        kind = gguf.GGUFValueType.get_type(value)
+        inner = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
+        writer.add_key_value(key, value, kind, inner)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
 
 
 def save_folder(tokenizer: Tokenizer, folder: Path, **config: Any) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from octavo.base.errors import LoadError
-from octavo.inputs.tokenizer import load_tokenizer
+from octavo.inputs.tokenizer import ends_of_generation, load_tokenizer
 from octavo.inputs.tokenizer_fast import LONG_TEXT, without_surrogates
 from tests.inputs.builders import CORPUS, SPECIALS, TEXTS, byte_bpe, save_folder
 from tests.support.checkpoints import tiny_llama
@@ -277,3 +277,50 @@ def test_the_way_in_loads_neither_torch_nor_transformers() -> None:
     told = [run.stdout.split() for run in runs]
     assert all(len(words) == 1 for words in told), told
     assert min(float(words[0]) for words in told) < 0.5
+
+
+def with_holes(folder: Path, *, added_at: int) -> Path:
+    """A folder whose tokenizer.json leaves out ids: in the vocabulary, and before its last added tokens."""
+    state = json.loads(byte_bpe().to_str())
+    vocab = state["model"]["vocab"]
+    for text, index in list(vocab.items()):
+        if index >= 400:
+            vocab[text] = index + 7
+    names = [t for t in state["added_tokens"] if t["content"] not in vocab]
+    for place, token in enumerate(names):
+        token["id"] = added_at + 3 * place
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    return folder
+
+
+@pytest.mark.parametrize("added_at", [402, 750])
+def test_ids_are_those_of_the_file_where_it_leaves_some_out(tmp_path: Path, added_at: int) -> None:
+    """F06: 0 to the largest; the library would count added tokens on into the holes."""
+    ours, plain = load_tokenizer(str(with_holes(tmp_path / "m", added_at=added_at))), byte_bpe()
+    size = plain.get_vocab_size()
+    moved = {
+        i: i + 7 if i >= 400 else i for i in range(size) if plain.id_to_token(i) not in ("<tool_call>", "</think>")
+    }
+    moved |= {plain.token_to_id("<tool_call>"): added_at, plain.token_to_id("</think>"): added_at + 3}
+    assert ours.vocab_size == max(moved.values()) + 1
+    for text in (*TEXTS, MIXED):
+        assert ours.encode(text) == [moved[i] for i in plain.encode(text).ids], text
+        assert ours.decode(ours.encode(text), skip_special_tokens=False) == plain.decode(
+            plain.encode(text).ids, skip_special_tokens=False
+        )
+    assert ours.token_text(added_at) == "<tool_call>" and ours.token_text(added_at + 3) == "</think>"
+    assert ours.token_text(401) == "" and ours.decode([401, *ours.encode("a b")]) == "a b"
+    protected = ours.encode(ours.protect("a <|im_end|> b"))
+    assert ours.decode(protected, skip_special_tokens=False) == "a <|im_end|> b"
+    assert not set(protected) & ours.special_ids
+
+
+def test_ends_that_a_folder_s_template_writes_are_ends(tmp_path: Path) -> None:
+    """F05: for a folder its id keys count, and what its template ends turns with, special or not."""
+    ours = load_tokenizer(str(save_folder(byte_bpe(), tmp_path / "m")))
+    end = ours.token_id("<|im_end|>")
+    assert ends_of_generation(ours, ()) == ()
+    assert ends_of_generation(ours, ("{{ m }}</s>",)) == ()
+    assert ends_of_generation(ours, ("{{ m }}<|im_end|>",)) == (end,)

@@ -9,16 +9,22 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from octavo.base.errors import LoadError
-from octavo.inputs.tokenizer import load_tokenizer
-from octavo.inputs.tokenizer_gguf import PRE_TOKENIZERS, from_metadata, merges_by_score
-from tests.inputs.builders import TEXTS, byte_bpe, gguf_of_bpe, gguf_of_sentencepiece, sentencepiece_model
+from octavo.inputs.pre_tokenizers import NAMES as PRE_TOKENIZERS
+from octavo.inputs.pre_tokenizers import build
+from octavo.inputs.tokenizer import ends_of_generation, load_tokenizer, tokenizer_warning
+from octavo.inputs.tokenizer_gguf import from_metadata, merges_by_score
+from tests.inputs.builders import (
+    TEXTS,
+    byte_bpe,
+    gguf_of_bpe,
+    gguf_of_sentencepiece,
+    save_folder,
+    sentencepiece_model,
+    write_vocabulary,
+)
 from tests.support.checkpoints import smollm2_f32, smollm2_gguf
 
 NAMES = ("smollm", "llama-bpe", "qwen2", "gpt-2", "tekken")
-
-
-def test_exactly_the_named_pre_tokenizers_are_known() -> None:
-    assert set(PRE_TOKENIZERS) == {*NAMES, "default"}
 
 
 @pytest.mark.parametrize("pre", NAMES)
@@ -47,14 +53,160 @@ def test_byte_level_vocabularies_give_the_ids_of_the_tokenizer_file(pre: str) ->
     ],
 )
 def test_text_is_cut_where_the_models_cut_it(pre: str, text: str, pieces: list[str]) -> None:
-    cut = PRE_TOKENIZERS[pre].make().pre_tokenize_str(text)
+    cut = build(PRE_TOKENIZERS[pre]).pre_tokenize_str(text)
     assert [piece for piece, _ in cut] == pieces
 
 
-def test_a_file_without_a_pre_tokenizer_uses_the_default() -> None:
-    metadata = gguf_of_bpe(byte_bpe("gpt-2"), "default")
-    del metadata["tokenizer.ggml.pre"]
-    assert from_metadata(metadata, "m").encode("a 1234") == from_metadata(metadata | {"tokenizer.ggml.pre": "default"}, "m").encode("a 1234")  # fmt: skip
+class TestAFileThatNamesNoPreTokenizer:
+    """F04: the default rule is used, and said with the flag that chooses another."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        metadata = gguf_of_bpe(byte_bpe("qwen2"), "default")
+        del metadata["tokenizer.ggml.pre"]
+        return write_vocabulary(tmp_path / "m.gguf", metadata)
+
+    def test_the_default_is_used_with_a_warning(self, path: Path) -> None:
+        lines: list[str] = []
+        ours = load_tokenizer(str(path), say=lines.append)
+        named = from_metadata(gguf_of_bpe(byte_bpe("qwen2"), "default"), "m")
+        assert ours.encode("a 1234, don't") == named.encode("a 1234, don't")
+        (line,) = lines
+        assert line.startswith(f"warning: {path} does not say how text is cut")
+        assert "rule 'default' is used" in line and "--pre-tokenizer" in line
+        assert tokenizer_warning(str(path)) == line.removeprefix("warning: ")
+
+    def test_the_flag_chooses_and_nothing_is_said(self, path: Path) -> None:
+        lines: list[str] = []
+        ours = load_tokenizer(str(path), pre_tokenizer="qwen2", say=lines.append)
+        for text in TEXTS:
+            assert ours.encode(text) == byte_bpe("qwen2").encode(text).ids
+        assert lines == []
+        assert tokenizer_warning(str(path), "qwen2") is None
+
+    def test_the_flag_wins_over_what_a_file_says(self, tmp_path: Path) -> None:
+        path = write_vocabulary(tmp_path / "m.gguf", gguf_of_bpe(byte_bpe("qwen2"), "gpt-2"))
+        right = [byte_bpe("qwen2").encode(text).ids for text in TEXTS]
+        own, chosen = load_tokenizer(str(path)), load_tokenizer(str(path), pre_tokenizer="qwen2")
+        assert [own.encode(text) for text in TEXTS] != right
+        assert [chosen.encode(text) for text in TEXTS] == right
+
+    def test_files_that_say_it_give_no_warning(self, tmp_path: Path) -> None:
+        path = write_vocabulary(tmp_path / "m.gguf", gguf_of_bpe(byte_bpe("smollm"), "smollm"))
+        assert tokenizer_warning(str(path)) is None
+        spm = write_vocabulary(tmp_path / "s.gguf", gguf_of_sentencepiece(sentencepiece_model("bpe")))
+        assert tokenizer_warning(str(spm)) is None
+        assert tokenizer_warning(str(save_folder(byte_bpe(), tmp_path / "folder"))) is None
+
+    def test_a_flag_without_a_meaning_is_refused(self, path: Path, tmp_path: Path) -> None:
+        with pytest.raises(LoadError, match=r"--pre-tokenizer is 'qwen-2', which is not known; known are .*qwen2"):
+            load_tokenizer(str(path), pre_tokenizer="qwen-2")
+        spm = write_vocabulary(tmp_path / "s.gguf", gguf_of_sentencepiece(sentencepiece_model("bpe")))
+        with pytest.raises(LoadError, match="no byte-level vocabulary: --pre-tokenizer has no meaning"):
+            load_tokenizer(str(spm), pre_tokenizer="qwen2")
+        with pytest.raises(LoadError, match="--pre-tokenizer is for GGUF files"):
+            load_tokenizer(str(save_folder(byte_bpe(), tmp_path / "folder")), pre_tokenizer="qwen2")
+
+
+def repeated() -> dict[str, Any]:
+    """A vocabulary in which four of the last ids have texts that others have too."""
+    metadata = gguf_of_bpe(byte_bpe(), "smollm")
+    metadata["tokenizer.ggml.tokens"] += ["[PAD]", "Ġ", "[PAD]", "</s>", "[PAD]", "new"]
+    metadata["tokenizer.ggml.token_type"] += [5, 1, 5, 3, 5, 4]
+    return metadata
+
+
+class TestRepeatedTexts:
+    """F06: ids are those of the file, 0 to the largest, and each keeps its text."""
+
+    def test_every_id_is_known_and_keeps_its_text(self) -> None:
+        metadata = repeated()
+        ours, texts = from_metadata(metadata, "m"), metadata["tokenizer.ggml.tokens"]
+        assert ours.vocab_size == len(texts) == 708
+        plain = from_metadata(gguf_of_bpe(byte_bpe(), "smollm"), "m")
+        for i in range(plain.vocab_size):
+            assert ours.token_text(i) == plain.token_text(i)
+        assert [ours.token_text(i) for i in range(702, 708)] == ["[PAD]", " ", "[PAD]", "</s>", "[PAD]", "new"]
+        assert ours.decode([703, 707, 705, 704], skip_special_tokens=False) == " new</s>[PAD]"
+        assert ours.decode([703, 707, 705]) == " new"
+        assert 705 in ours.special_ids
+
+    def test_a_stream_gives_the_same_text(self) -> None:
+        ours = from_metadata(repeated(), "m")
+        stream = ours.open_stream(skip_special_tokens=False)
+        assert stream is not None
+        assert "".join(stream.step(i) or "" for i in (707, 703, 705, 702)) == "new </s>[PAD]"
+
+    def test_text_becomes_the_first_and_protection_works(self) -> None:
+        ours = from_metadata(repeated(), "m")
+        assert ours.encode("a b c") == byte_bpe().encode("a b c").ids
+        assert ours.encode("</s>new") == [1, 707]
+        protected = ours.encode(ours.protect("a</s>new[PAD]"))
+        assert 1 not in protected and protected[-1:] != [701]
+        assert ours.decode(protected) == "a</s>new[PAD]"
+        assert max(protected) < 708
+
+    def test_role_keys_mean_their_own_id(self) -> None:
+        metadata = repeated() | {"tokenizer.ggml.eos_token_id": 705, "tokenizer.ggml.add_eos_token": True}
+        ours = from_metadata(metadata, "m")
+        assert ours.eos_token_id == 705
+        assert ours.encode("a")[-1] == 705
+
+    def test_repeats_in_a_sentencepiece_vocabulary(self) -> None:
+        metadata = gguf_of_sentencepiece(sentencepiece_model("bpe"))
+        plain = from_metadata(dict(metadata), "m")
+        size = len(metadata["tokenizer.ggml.tokens"])
+        for key, values in (
+            ("tokens", ["▁the", "<s>", "▁the"]),
+            ("scores", [0.0, 0.0, 9.0]),
+            ("token_type", [1, 3, 1]),
+        ):
+            metadata[f"tokenizer.ggml.{key}"] = [*metadata[f"tokenizer.ggml.{key}"], *values]
+        ours = from_metadata(metadata, "m")
+        assert ours.vocab_size == size + 3
+        assert [ours.token_text(size + i) for i in range(3)] == [" the", "<s>", " the"]
+        for text in TEXTS:
+            assert ours.encode(text) == plain.encode(text)
+
+
+ENDS = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<EOT>", "_<EOT>", "<|return|>", "<|call|>", "<|end_of_text|>"]  # fmt: skip
+
+
+class TestEnds:
+    """F05: texts that end a generation do so whatever the id keys say."""
+
+    @pytest.mark.parametrize("kind", [1, 3, 4])
+    @pytest.mark.parametrize("end", ENDS)
+    def test_an_end_is_one_and_is_hidden_whatever_its_type(self, end: str, kind: int) -> None:
+        metadata = gguf_of_bpe(Tokenizer.from_str(byte_bpe().to_str().replace(end, "<|other|>")), "smollm")
+        metadata["tokenizer.ggml.tokens"] += [end]
+        metadata["tokenizer.ggml.token_type"] += [kind]
+        index = len(metadata["tokenizer.ggml.tokens"]) - 1
+        ours = from_metadata(metadata, "m")
+        assert ours.encode(f"a{end}b")[1] == index
+        assert index in ends_of_generation(ours, ())
+        assert ours.decode([index]) == ""
+        assert ours.eos_token_id == 1
+
+    def test_text_that_words_can_become_is_no_end(self) -> None:
+        """A base model whose text merged into such an entry goes on: it is a word there."""
+        metadata = gguf_of_bpe(byte_bpe("gpt-2"), "gpt-2")
+        parts = ["<E", "OT", "<EOT", "<EOT>"]
+        metadata["tokenizer.ggml.tokens"] += parts
+        metadata["tokenizer.ggml.token_type"] += [1] * 4
+        metadata["tokenizer.ggml.merges"] += ["< E", "O T", "<E OT", "<EOT >"]
+        ours = from_metadata(metadata, "m")
+        index = ours.token_id("<EOT>")
+        assert index is not None and index not in ends_of_generation(ours, ())
+        assert ours.decode([index]) == "<EOT>"
+
+    def test_harmony_ends_messages_within_a_turn(self) -> None:
+        metadata = gguf_of_bpe(byte_bpe(), "smollm")
+        metadata["tokenizer.ggml.tokens"] += ["<|return|>"]
+        metadata["tokenizer.ggml.token_type"] += [3]
+        ours = from_metadata(metadata, "m")
+        texts = {ours.token_text(i) for i in ends_of_generation(ours, ())}
+        assert {"<|return|>", "<|call|>"} <= texts and "<|end|>" not in texts
 
 
 @pytest.mark.parametrize(("pre", "adds"), [("llama-bpe", True), ("tekken", True), ("qwen2", False), ("smollm", False)])
@@ -146,39 +298,17 @@ class TestSentencePiece:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tokenizer.ggml.pre": "exotic-9b"}, "'exotic-9b'.*not supported.*smollm"),
+        ({"tokenizer.ggml.pre": "exotic-9b"}, "'exotic-9b'.*not known; known are.*smollm"),
         ({"tokenizer.ggml.model": "t5"}, "'t5'.*not supported.*gpt2, llama"),
         ({"tokenizer.ggml.model": None}, "holds no vocabulary"),
         ({"tokenizer.ggml.tokens": None}, "holds no vocabulary"),
         ({"tokenizer.ggml.token_type": [1, 1]}, "damaged"),
-        ({"tokenizer.ggml.merges": ["nope nothing"]}, "damaged vocabulary"),
+        ({"tokenizer.ggml.merges": ["nope nothing"]}, "lacks the merges"),
     ],
 )
 def test_what_cannot_be_read_is_named(change: dict[str, Any], words: str) -> None:
     with pytest.raises(LoadError, match=rf"m\.gguf.*{words}"):
         from_metadata(gguf_of_bpe(byte_bpe(), "smollm") | change, "m.gguf")
-
-
-def test_a_written_file_reads_like_its_metadata(tmp_path: Path) -> None:
-    import gguf
-
-    core = byte_bpe()
-    metadata = gguf_of_bpe(core, "smollm")
-    writer = gguf.GGUFWriter(tmp_path / "v.gguf", "llama")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(metadata["tokenizer.ggml.tokens"])
-    writer.add_token_types(metadata["tokenizer.ggml.token_type"])
-    writer.add_token_merges(metadata["tokenizer.ggml.merges"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    writer.add_add_bos_token(True)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    ours = load_tokenizer(str(tmp_path / "v.gguf"))
-    for text in TEXTS:
-        assert ours.encode(text) == [0, *core.encode(text).ids]
 
 
 def test_smollm2_from_gguf_equals_transformers_on_its_folder() -> None:

@@ -70,9 +70,16 @@ def test_a_tokenizer_without_a_fast_form_is_asked_in_its_process(tmp_path: Path)
         ours.encode("again")
 
 
-def test_a_folder_without_any_tokenizer_is_named_at_once(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"neither tokenizer\.json nor tokenizer\.model"):
+@pytest.mark.parametrize(
+    "files", [(), ("tokenizer_config.json",), ("tokenizer_config.json", "special_tokens_map.json")]
+)
+def test_a_folder_without_any_tokenizer_is_named_at_once(tmp_path: Path, files: tuple[str, ...]) -> None:
+    """F62: also where settings of a tokenizer are there: no extra of ours would help."""
+    for name in files:
+        (tmp_path / name).write_text(json.dumps({"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>"}))
+    with pytest.raises(LoadError, match=r"holds no tokenizer\.json, tokenizer\.model or vocab\.json") as caught:
         load_tokenizer(str(tmp_path))
+    assert "extra" not in str(caught.value)
 
 
 def test_a_damaged_model_gives_the_reason_and_no_stack(tmp_path: Path) -> None:

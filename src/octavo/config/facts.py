@@ -16,7 +16,15 @@ from octavo.config.facts_base import DeviceFacts, ModelFacts, RopeFacts
 from octavo.config.facts_gguf import gguf_facts, gguf_generation_defaults
 from octavo.config.facts_hf import hf_facts, hf_generation_defaults
 
-__all__ = ["DeviceFacts", "ModelFacts", "RopeFacts", "model_place", "read_generation_defaults", "read_model_facts"]
+__all__ = [
+    "DeviceFacts",
+    "ModelFacts",
+    "RopeFacts",
+    "gguf_alone",
+    "model_place",
+    "read_generation_defaults",
+    "read_model_facts",
+]
 
 
 def read_model_facts(path: str | Path) -> ModelFacts:
@@ -69,6 +77,12 @@ def model_place(path: str | Path) -> Path:
         names = ", ".join(f.name for f in found[:5])
         raise LoadError(f"{place} holds {len(found)} GGUF files ({names}); give the path of one of them")
     return found[0]
+
+
+def gguf_alone(place: Path) -> Path:
+    """The GGUF file of a folder that is a model by it alone; any other place as it is."""
+    alone = place.is_dir() and not (place / "config.json").exists() and bool(_ggufs(place))
+    return model_place(place) if alone else place
 
 
 def _ggufs(folder: Path) -> list[Path]:

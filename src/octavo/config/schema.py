@@ -41,6 +41,11 @@ class ModelConfig:
     chat_template: str | None = option(
         None, "Chat template: a file, or the text itself; the model's own when not given.", kind="path"
     )
+    pre_tokenizer: str | None = option(
+        None,
+        "How the text of a GGUF file with a byte-level vocabulary is cut before it is tokenized, by a name such as "
+        "llama-bpe or qwen2; as the file says when not given.",
+    )
     generation_config: str = option(
         "auto",
         "Default sampling parameters: auto reads the model's generation_config.json, neutral ignores it, or a folder.",

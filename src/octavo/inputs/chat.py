@@ -86,6 +86,11 @@ class ChatTemplate:
         """Names of the model's templates."""
         return tuple(self._sources)
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The model's templates as they are written."""
+        return tuple(self._sources.values())
+
     def check(self) -> None:
         """Compile every template; raises `ClientError` for the first that does not."""
         for name in self._sources:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.base.gguf import is_gguf, read_gguf
+from octavo.config.facts import gguf_alone
 from octavo.inputs import tokenizer_folder, tokenizer_gguf
 
 GGUF_KEY = "tokenizer.chat_template"
@@ -17,7 +18,7 @@ GGUF_KEY = "tokenizer.chat_template"
 
 def read_templates(source: str) -> dict[str, str]:
     """Template texts by name; the one without a name is `default`."""
-    path = Path(source)
+    path = gguf_alone(Path(source))
     if path.is_dir():
         return _from_folder(path)
     return _from_gguf(read_gguf(path, with_tensors=False).metadata) if is_gguf(path) else {}
@@ -25,7 +26,7 @@ def read_templates(source: str) -> dict[str, str]:
 
 def read_variables(source: str) -> dict[str, str]:
     """The special tokens that templates may name, as text."""
-    path = Path(source)
+    path = gguf_alone(Path(source))
     if path.is_dir():
         return dict(tokenizer_folder.special_tokens(tokenizer_folder.read_tokenizer_config(path)).named)
     if is_gguf(path):

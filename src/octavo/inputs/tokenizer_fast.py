@@ -9,10 +9,12 @@ breaks each special token's literal with a mark, a private token that splits the
 and is dropped from the ids. Text without such literals is not touched, so its ids are the usual ones.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Core
@@ -27,11 +29,18 @@ LONG_TEXT = 4096  # characters from which releasing the interpreter is worth mor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
-    """Special tokens by their role, as text. `named` is what chat templates see: `bos_token` and the like."""
+    """Special tokens by their role, as text. `named` is what chat templates see: `bos_token` and the like.
+
+    `bos_id` and `eos_id` are for files that name ids, which need not be the first with their text. `ends` are texts that
+    end a generation by themselves.
+    """
 
     bos: str | None = None
     eos: str | None = None
     named: Mapping[str, str] = field(default_factory=dict)
+    bos_id: int | None = None
+    eos_id: int | None = None
+    ends: tuple[str, ...] = ()
 
 
 def without_surrogates(text: str) -> str:
@@ -49,22 +58,29 @@ class FastTokenizer:
     Owns: its core, which nobody changes after construction (the library's setters are not thread-safe).
     """
 
-    def __init__(self, core: Core, specials: SpecialTokens) -> None:
+    def __init__(self, core: Core, specials: SpecialTokens, repeats: Mapping[int, int] | None = None) -> None:
+        """`repeats` are ids whose text another has too, with the first id of that text; `core` holds stand-ins there."""
         core.no_padding()
         core.no_truncation()
-        added = core.get_added_tokens_decoder()
+        self._repeats = dict(repeats or {})
+        self._known = number_of_ids(core)
+        core = _with_mark(core, self._known)
+        added = {i: token for i, token in core.get_added_tokens_decoder().items() if token.content != MARK}
         self._core = core
-        self._known = max(core.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added), 0)
+        self._mark_id = core.token_to_id(MARK)
         self._added = {i: token.content for i, token in added.items()}
-        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        special = {i for i, token in added.items() if token.special}
+        self._special_ids = frozenset(special | {i for i, first in self._repeats.items() if first in special})
         self._variables = dict(specials.named)
-        self._bos = None if specials.bos is None else core.token_to_id(specials.bos)
-        self._eos = None if specials.eos is None else core.token_to_id(specials.eos)
+        self._bos = self._id_of_role(specials.bos, specials.bos_id)
+        self._eos = self._id_of_role(specials.eos, specials.eos_id)
+        self._ends = frozenset(i for text in specials.ends if (i := core.token_to_id(text)) in special)
         empty = core.encode("", add_special_tokens=True).ids
         self._adds_bos = self._bos is not None and empty[:1] == [self._bos]
         self._literals = _literals(token.content for token in added.values() if token.special)
-        core.add_special_tokens([AddedToken(MARK, special=True, normalized=False)])
-        self._mark_id = core.token_to_id(MARK)
+
+    def _id_of_role(self, text: str | None, index: int | None) -> int | None:
+        return index if index is not None or text is None else self._core.token_to_id(text)
 
     @property
     def vocab_size(self) -> int:
@@ -85,6 +101,11 @@ class FastTokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of control tokens."""
         return self._special_ids
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Control tokens that end a generation by their text."""
+        return self._ends
 
     @property
     def adds_bos(self) -> bool:
@@ -109,8 +130,14 @@ class FastTokenizer:
         self, ids: Sequence[int], *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
     ) -> str:
         """Text of `ids`. The library decides spaces, so `spaces_between_special_tokens` has no effect here."""
-        text: str = self._core.decode([i for i in ids if 0 <= i < self._known], skip_special_tokens=skip_special_tokens)
+        known = [self._repeats.get(i, i) for i in ids if 0 <= i < self._known]
+        text: str = self._core.decode(known, skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_id(self, text: str) -> int | None:
+        """The first id whose entry is written exactly so."""
+        index: int | None = self._core.token_to_id(text)
+        return index
 
     @cached_property
     def _pieces(self) -> PieceTable:
@@ -118,6 +145,7 @@ class FastTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """One token's own bytes; empty for an unknown id."""
+        token_id = self._repeats.get(token_id, token_id)
         if (content := self._added.get(token_id)) is not None:
             return content.encode()
         piece = self._core.id_to_token(token_id) if 0 <= token_id < self._known else None
@@ -132,7 +160,7 @@ class FastTokenizer:
 
     def open_stream(self, *, skip_special_tokens: bool) -> "FastStream":
         """An incremental decoder for one request."""
-        return FastStream(self._core, skip_special_tokens, self._known)
+        return FastStream(self._core, skip_special_tokens, self._known, self._repeats)
 
     def protect(self, text: str) -> str:
         """Break the literals of special tokens; text without any comes back as it is."""
@@ -151,9 +179,10 @@ class FastStream:
     Owns: the library's stream, which holds the last few ids.
     """
 
-    def __init__(self, core: Core, skip_special_tokens: bool, known: int) -> None:
+    def __init__(self, core: Core, skip_special_tokens: bool, known: int, repeats: Mapping[int, int]) -> None:
         self._core = core
         self._known = known
+        self._repeats = repeats
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
 
     def step(self, token_id: int) -> str | None:
@@ -161,10 +190,38 @@ class FastStream:
         if not 0 <= token_id < self._known:
             return None
         try:
-            text: str | None = self._stream.step(self._core, token_id)
+            text: str | None = self._stream.step(self._core, self._repeats.get(token_id, token_id))
         except Exception as e:  # the library raises the bare class
             raise ValueError(f"cannot decode token {token_id} incrementally: {e}") from None
         return text
+
+
+def number_of_ids(core: Core) -> int:
+    """Ids are 0 up to this, itself not included; with holes it is more than the number of entries."""
+    size: int = core.get_vocab_size(with_added_tokens=True)
+    if all(core.id_to_token(i) is not None for i in range(size)):  # as many places as entries: no hole, and none beyond
+        return size
+    return max(core.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def _with_mark(core: Core, known: int) -> Core:
+    """`core` with the mark under an id that nothing else has: the library would put it into a hole."""
+    if core.get_vocab_size(with_added_tokens=True) != known:
+        core = with_fixed_ids(json.loads(core.to_str()), {MARK: known})
+    core.add_special_tokens([AddedToken(MARK, special=True, normalized=False)])
+    return core
+
+
+def with_fixed_ids(state: dict[str, Any], more: Mapping[str, int]) -> Core:
+    """The tokenizer of a `tokenizer.json`, with its added tokens and `more` entries under the ids that are given.
+
+    The library counts added tokens on from the number of entries, whatever ids the file has. A vocabulary without holes
+    by its kind (Unigram's list) is left as it is.
+    """
+    vocab = state["model"].get("vocab")
+    if isinstance(vocab, dict):
+        vocab.update({token["content"]: token["id"] for token in state.get("added_tokens") or ()} | dict(more))
+    return Core.from_str(json.dumps(state))
 
 
 def _literals(contents: Iterable[str]) -> re.Pattern[str] | None:

@@ -7,6 +7,8 @@ older versions wrote into `tokenizer.json`.
 Does not know: chat templates (see `chat`), or folders without `tokenizer.json` (see `tokenizer_hf`).
 """
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from tokenizers import Tokenizer as Core
 from octavo.base.errors import LoadError
 from octavo.config.facts_hf import read_json
 from octavo.inputs.pieces import SPACE_MARK, decoder_kinds
-from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens
+from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens, with_fixed_ids
 
 
 def read_if_there(path: Path) -> dict[str, Any]:
@@ -44,11 +46,7 @@ def special_tokens(config: Mapping[str, Any]) -> SpecialTokens:
 
 def load_folder(folder: Path) -> FastTokenizer:
     """Read `tokenizer.json` and the special tokens named beside it."""
-    file = folder / "tokenizer.json"
-    try:
-        core = Core.from_file(str(file))
-    except Exception as e:  # the library raises the bare class
-        raise LoadError(f"{file} cannot be read as a tokenizer: {e}") from None
+    core = _read_core(folder / "tokenizer.json")
     config = read_tokenizer_config(folder)
     specials = special_tokens(config)
     if _declares_llama(folder, config) and _is_sentencepiece_bpe(core):
@@ -60,6 +58,25 @@ def load_folder(folder: Path) -> FastTokenizer:
             f"{folder / 'tokenizer_config.json'} is damaged: its added tokens cannot be understood"
         ) from None
     return FastTokenizer(core, specials)
+
+
+def _read_core(file: Path) -> Core:
+    """The library's tokenizer, with every added token under the id that the file gives it."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        core = Core.from_str(text)
+        if any(core.token_to_id(token["content"]) != token["id"] for token in _added_tokens(text)):
+            core = with_fixed_ids(json.loads(text), {})
+    except Exception as e:  # the library raises the bare class
+        raise LoadError(f"{file} cannot be read as a tokenizer: {e}") from None
+    return core
+
+
+def _added_tokens(text: str) -> list[dict[str, Any]]:
+    """The list of a `tokenizer.json` that the library has read; a whole one takes long to parse, and this stands first."""
+    start = re.search(r'"added_tokens"\s*:\s*(?=\[)', text)
+    found: list[dict[str, Any]] = [] if start is None else json.JSONDecoder().raw_decode(text, start.end())[0]
+    return found
 
 
 def _declares_llama(folder: Path, config: Mapping[str, Any]) -> bool:

@@ -25,18 +25,24 @@ from tokenizers import Tokenizer as Core
 from octavo.base.errors import LoadError, ServerError
 from octavo.base.interpreter import module_command
 from octavo.base.packages import install_command
+from octavo.config.facts_hf import read_json
 from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens, without_surrogates
 
 VOCABULARIES = (
     "tokenizer.model", "tokenizer.model.v3", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "vocab.json",
-    "vocab.txt", "tokenizer_config.json",
+    "vocab.txt",
 )  # fmt: skip
+
+WITHOUT_VOCABULARY = frozenset({"ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer"})  # classes that need no file
 
 
 def load_through_child(folder: Path) -> "FastTokenizer | ChildTokenizer":
     """The tokenizer of a folder without `tokenizer.json`; raises `LoadError` with Transformers' own reason."""
-    if not any((folder / name).is_file() for name in VOCABULARIES):
-        raise LoadError(f"{folder} has no tokenizer: there is neither tokenizer.json nor tokenizer.model in it")
+    if not any((folder / name).is_file() for name in VOCABULARIES) and not _needs_no_vocabulary(folder):
+        raise LoadError(
+            f"{folder} has no tokenizer: it holds no tokenizer.json, tokenizer.model or vocab.json; put the model's "
+            "tokenizer files beside its weights"
+        )
     child = _Child(folder)
     hello = child.receive()
     if "error" in hello:
@@ -48,6 +54,11 @@ def load_through_child(folder: Path) -> "FastTokenizer | ChildTokenizer":
         specials = SpecialTokens(bos=named.get("bos_token"), eos=named.get("eos_token"), named=named)
         return FastTokenizer(Core.from_str(hello["core"]), specials)
     return ChildTokenizer(child, hello)
+
+
+def _needs_no_vocabulary(folder: Path) -> bool:
+    file = folder / "tokenizer_config.json"
+    return file.is_file() and read_json(file).get("tokenizer_class") in WITHOUT_VOCABULARY
 
 
 class _Child:
@@ -111,6 +122,7 @@ class ChildTokenizer:
         self.bos_token_id: int | None = facts["bos"]
         self.eos_token_id: int | None = facts["eos"]
         self.special_ids: frozenset[int] = frozenset(facts["special_ids"])
+        self.end_ids: frozenset[int] = frozenset()
         self.adds_bos: bool = facts["adds_bos"]
         self.template_variables: Mapping[str, str] = facts["named"]
 
@@ -128,6 +140,11 @@ class ChildTokenizer:
             op="decode", ids=known, skip=skip_special_tokens, spaces=spaces_between_special_tokens
         )
         return text
+
+    def token_id(self, text: str) -> int | None:
+        """The id whose entry is written exactly so."""
+        index: int | None = self._child.ask(op="id", text=text)
+        return index
 
     def token_text(self, token_id: int) -> str:
         """One token's own text."""
@@ -167,7 +184,7 @@ def _describe(tokenizer: Any) -> dict[str, Any]:
     bos = tokenizer.bos_token_id
     return {
         "named": named,
-        "vocab_size": len(tokenizer),
+        "vocab_size": max(tokenizer.get_vocab().values(), default=-1) + 1,
         "bos": bos,
         "eos": tokenizer.eos_token_id,
         "special_ids": sorted(set(tokenizer.all_special_ids)),
@@ -178,6 +195,8 @@ def _describe(tokenizer: Any) -> dict[str, Any]:
 def _answer(tokenizer: Any, question: Mapping[str, Any]) -> Any:
     if question["op"] == "encode":
         return list(tokenizer.encode(question["text"], add_special_tokens=question["special"]))
+    if question["op"] == "id":
+        return tokenizer.get_vocab().get(question["text"])
     return tokenizer.decode(
         question["ids"],
         skip_special_tokens=question["skip"],

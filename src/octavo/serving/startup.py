@@ -28,7 +28,7 @@ from octavo.engine.startup import StartupReport, build_core
 from octavo.inputs.chat import load_chat_template
 from octavo.inputs.limits import Limits
 from octavo.inputs.renderer import Renderer
-from octavo.inputs.tokenizer import Tokenizer, load_tokenizer
+from octavo.inputs.tokenizer import Tokenizer, ends_of_generation, load_tokenizer
 from octavo.kvcache.published import Scheme
 from octavo.observe.log import get_logger
 from octavo.observe.stats import StatsBook
@@ -58,6 +58,11 @@ class Prepared:
     renderer: Renderer
     eos_token_ids: tuple[int, ...]
     default_sampling: Mapping[str, Any]
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that may be used are 0 up to this: the tokenizer knows them, and the model has a row for each."""
+        return min(self.tokenizer.vocab_size, self.facts.vocab_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +107,12 @@ def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
     name = config.model.model or EMBEDDED_NAME
     path = pull_model(name, env, progress)
     facts = read_model_facts(str(path))
-    tokenizer = load_tokenizer(str(path))
+    tokenizer = load_tokenizer(str(path), pre_tokenizer=config.model.pre_tokenizer, say=progress)
     template = load_chat_template(str(path), config.model.chat_template)
     eos, defaults = _generation_defaults(config.model.generation_config, str(path), facts, tokenizer)
     if not defaults and path.name == EMBEDDED_FILE and config.model.generation_config == "auto":
         defaults = EMBEDDED_SAMPLING
+    eos = tuple(dict.fromkeys((*eos, *ends_of_generation(tokenizer, template.texts))))
     config = _replace_model(config, str(path), env)
     return Prepared(
         config=config,
@@ -115,7 +121,7 @@ def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
         facts=facts,
         tokenizer=tokenizer,
         renderer=Renderer(tokenizer, template),
-        eos_token_ids=eos,
+        eos_token_ids=tuple(i for i in eos if 0 <= i < facts.vocab_size),  # no other is ever sampled
         default_sampling=defaults,
     )
 
@@ -152,7 +158,7 @@ def start_client(
     prepared: Prepared, progress: Progress, *, env: Env, process: Process | None = None
 ) -> tuple[EngineClient, StartupReport]:
     """Start the engine, in `process` or in this one."""
-    vocab = prepared.tokenizer.vocab_size
+    vocab = prepared.vocab_size
     if process is not None:
         client = SocketClient(
             prepared.config,
@@ -177,7 +183,7 @@ def _info(prepared: Prepared, report: StartupReport, usage: UsageContext) -> Eng
         model=prepared.name,
         served_names=config.model.served_model_name or (prepared.name,),
         max_model_len=report.max_model_len,
-        vocab_size=prepared.tokenizer.vocab_size,
+        vocab_size=prepared.vocab_size,
         eos_token_ids=prepared.eos_token_ids,
         block_size=report.block_size,
         num_kv_blocks=report.num_kv_blocks,
@@ -195,9 +201,7 @@ def _info(prepared: Prepared, report: StartupReport, usage: UsageContext) -> Eng
 
 
 def _limits(prepared: Prepared, report: StartupReport) -> Limits:
-    return Limits(
-        max_model_len=report.max_model_len, vocab_size=prepared.tokenizer.vocab_size, tokenizer=prepared.tokenizer
-    )
+    return Limits(max_model_len=report.max_model_len, vocab_size=prepared.vocab_size, tokenizer=prepared.tokenizer)
 
 
 def open_offline(options: Mapping[str, Any], progress: Progress | None = None, env: Env | None = None) -> OfflineFront:

@@ -22,6 +22,7 @@ from octavo.engine.startup import decide_layout, executors, size_text, worker_co
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress
 from octavo.executor.api import LoadReport, ProfileReport
+from octavo.inputs.tokenizer import tokenizer_warning
 from octavo.kvcache.groups import blocks_needed
 
 DEFAULT_LENGTHS = (512, 2048, 8192, 32768)
@@ -40,6 +41,8 @@ def run(call: Call) -> int:
     finally:
         executor.stop()
     plan = make_plan(config, resolved, described, device, _lengths(call.arguments.lengths))
+    warning = tokenizer_warning(str(path), config.model.pre_tokenizer)
+    plan["warnings"] = [] if warning is None else [warning]
     text = json.dumps(plan, indent=1) if call.arguments.json else "\n".join(_lines(plan))
     sys.stdout.write(text + "\n")
     return 0
@@ -104,6 +107,5 @@ def _lines(plan: dict[str, Any]) -> list[str]:
         f"attention      {plan['attention_backend']}",
         f"context        {plan['max_model_len']:,} tokens",
     ]
-    return lines + [
-        f"  at {int(n):>8,} tokens: {count:,.1f} requests at once" for n, count in plan["concurrency"].items()
-    ]
+    lines += [f"  at {int(n):>8,} tokens: {count:,.1f} requests at once" for n, count in plan["concurrency"].items()]
+    return lines + [f"warning        {warning}" for warning in plan["warnings"]]
