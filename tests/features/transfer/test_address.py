@@ -75,7 +75,7 @@ def test_what_each_tier_holds_is_said_at_the_start():
     ("texts", "error"),
     [
         (("tape:///x",), "--kv-tier tape:///x: there is no tier 'tape'; there are file, host, peer, redis, s3"),
-        (("host?sise=1GiB",), "host has no option 'sise'; it has policy, size"),
+        (("host?sise=1GiB",), "host has no option 'sise'; it has blocks, policy, size"),
         (("host?size=big",), "host[?]size=big: size must be a size such as 2GiB"),
         (("host?size=0",), "the size must be above 0"),
         (("host?size=1GiB&size=2GiB",), "an option is given twice"),
@@ -87,6 +87,9 @@ def test_what_each_tier_holds_is_said_at_the_start():
             "the policy is chunk, for what was newly computed, or request, for all of a request; got 'all'",
         ),
         (("peer://a:1?policy=request",), "peer has no option 'policy'; it has timeout"),
+        (("host?blocks=0",), "blocks of a chunk are 1 to 64, got '0'"),
+        (("host?blocks=2.5",), "blocks of a chunk are 1 to 64, got '2.5'"),
+        (("file:///a?blocks=2",), "file has no option 'blocks'"),
         (("file:///a?timeout=soon",), "the timeout is seconds, above 0 and at most 3600, got 'soon'"),
         (("file:///a?timeout=0",), "the timeout is seconds, above 0 and at most 3600, got '0'"),
         (("file:///a?timeout=nan",), "the timeout is seconds, above 0 and at most 3600, got 'nan'"),

@@ -88,6 +88,29 @@ def test_a_prefix_that_was_evicted_comes_back_from_the_host(plain, options):
     assert stats["host.rows_used"] > 20 and stats["host.hits"] > 20
 
 
+@pytest.mark.parametrize("blocks", [2, 3])
+def test_chunks_of_several_blocks(plain, tmp_path, blocks):
+    """TIR-2: in host memory and in files, which are fewer and larger, and nobody else's."""
+    tiers = (f"host?size=4MiB&blocks={blocks}", f"file://{tmp_path}")
+    texts, sources, stats = run(kv_tier=tiers)
+    assert texts == plain and all(source.get("host", 0) >= 96 for source in sources[3:6])
+    assert stats["host.rows"] == (4 << 20) // (blocks * 8192)
+    found = list(tmp_path.rglob("*.kv"))
+    assert 30 // blocks <= len(found) <= 45 // blocks and all(p.stat().st_size > blocks * 8192 for p in found)
+    texts, sources, _ = run(TURNS[:2], kv_tier=tiers)
+    assert texts == plain[:2] and all(source.get("file", 0) >= 144 for source in sources)
+    texts, sources, _ = run(TURNS[:1], kv_tier=("host?size=4MiB", f"file://{tmp_path}"))
+    assert texts == plain[:1] and sources[0] == {}
+
+
+def test_chunks_of_several_blocks_with_sliding_windows():
+    """TIR-2."""
+    path = checkpoints.tiny_swa(mixed=True)
+    want = run(path=path, num_kv_blocks=60)[0]
+    texts, sources, _ = run(path=path, num_kv_blocks=60, kv_tier=("host?size=4MiB&blocks=2",))
+    assert texts == want and any("host" in source for source in sources)
+
+
 def test_many_at_once_preempted_and_queued_get_the_same_text(plain):
     texts, sources, _ = run(
         TURNS * 2, together=True, kv_tier=("host?size=4MiB",), num_kv_blocks=30, async_scheduling=True
@@ -143,6 +166,14 @@ def test_another_model_finds_nothing_of_ours(tmp_path):
     ("options", "error"),
     [
         ({"kv_tier": ("tape:///x",)}, "there is no tier 'tape'"),
+        (
+            {"kv_tier": ("host?blocks=2",), "kv_role": "producer", "kv_listen": "127.0.0.1:0"},
+            "blocks=2 and --kv-role cannot both be reached at --kv-listen",
+        ),
+        (
+            {"kv_tier": ("host?size=12KiB&blocks=2",)},
+            "2 blocks of KV take .* there, more than the tier.s .*; give it more",
+        ),
         ({"kv_tier": ("host?size=100",)}, "one block of KV takes .* there, more than the tier.s .*; give it more"),
         ({"kv_tier": ("host",), "enable_prefix_caching": False}, "--kv-tier keeps prefixes"),
     ],

@@ -18,12 +18,13 @@ HOST = "host"
 DEFAULT_HOST_BYTES = 1 << 30
 WRITTEN = {"policy", "timeout", "thin_below", "full_above"}  # options of every tier that is written to
 KNOWN_OPTIONS: dict[str, set[str]] = {
-    "host": {"size", "policy"},
+    "host": {"size", "policy", "blocks"},
     "file": {"size", *WRITTEN},
     "redis": WRITTEN,
     "s3": {"endpoint", "region", *WRITTEN},
     "peer": {"timeout"},
 }
+MOST_BLOCKS = 64
 DEFAULT_TIMEOUT_S = 10.0
 DEFAULT_THIN_BELOW = 20_000_000  # bytes a second
 LOCAL, REMOTE = "local", "remote"  # on this machine, or beyond the network
@@ -35,7 +36,7 @@ class TierAddress:
     """One tier. `place` is a path or a network address; `size` in bytes, None: no limit of ours.
 
     `policy` is the host tier's way to evict, and for others what they are given: "chunk" or "request".
-    `timeout_s` is for a read or a write. A tier that takes fewer than `thin_below` bytes a second gets fewer writes, and
+    `blocks` of KV are one chunk, in every tier. `timeout_s` is for a read or a write. A tier that takes fewer than `thin_below` bytes a second gets fewer writes, and
     all again when it takes more than `full_above`.
     """
 
@@ -46,6 +47,7 @@ class TierAddress:
     policy: str = "lru"
     endpoint: str | None = None
     region: str | None = None
+    blocks: int = 1
     timeout_s: float = DEFAULT_TIMEOUT_S
     thin_below: int = DEFAULT_THIN_BELOW
     full_above: int = 2 * DEFAULT_THIN_BELOW
@@ -124,6 +126,9 @@ def parse_tier(text: str) -> TierAddress:
             f"--kv-tier {text}: the policy is {CHUNK}, for what was newly computed, or {REQUEST}, for all of a "
             f"request; got {policy!r}"
         )
+    blocks = options.get("blocks", "1")
+    if not (blocks.isascii() and blocks.isdigit() and 1 <= int(blocks) <= MOST_BLOCKS):
+        raise ConfigError(f"--kv-tier {text}: blocks of a chunk are 1 to {MOST_BLOCKS}, got {blocks!r}")
     timeout_s, thin_below, full_above = _limits(text, options)
     return TierAddress(
         text=text,
@@ -133,6 +138,7 @@ def parse_tier(text: str) -> TierAddress:
         policy=policy,
         endpoint=endpoint,
         region=options.get("region"),
+        blocks=int(blocks),
         timeout_s=timeout_s,
         thin_below=thin_below,
         full_above=full_above,
@@ -172,29 +178,31 @@ def parse_listen(text: str, name: str = "--kv-listen") -> tuple[str, int]:
     return host, int(port)
 
 
-def row_bytes(layout: KVLayout) -> int:
+def row_bytes(layout: KVLayout, blocks: int = 1) -> int:
     """Bytes of a row: the largest chunk of any group, in whole cache lines."""
-    largest = max(chunk_bytes(layout, group.index) for group in layout.groups)
+    largest = max(chunk_bytes(layout, group.index, blocks) for group in layout.groups)
     return -(-largest // 64) * 64
 
 
-def chunk_bytes(layout: KVLayout, group: int) -> int:
-    """Bytes of one block of a group in all its layers."""
+def chunk_bytes(layout: KVLayout, group: int, blocks: int = 1) -> int:
+    """Bytes of a chunk: `blocks` of a group in all its layers."""
     spec = layout.groups[group].spec
-    return spec.page_bytes * len(layout.groups[group].layers)
+    return spec.page_bytes * len(layout.groups[group].layers) * blocks
 
 
 def num_rows(layout: KVLayout, host: TierAddress) -> int:
     """Chunks that the host tier holds. Raises `ConfigError` when it holds none."""
-    check_holds_one(host, row_bytes(layout))
-    return (host.size or DEFAULT_HOST_BYTES) // row_bytes(layout)
+    needed = row_bytes(layout, host.blocks)
+    check_holds_one(host, needed, host.blocks)
+    return (host.size or DEFAULT_HOST_BYTES) // needed
 
 
-def check_holds_one(tier: TierAddress, num_bytes: int) -> None:
-    """Raises `ConfigError` for a tier that is smaller than what one block of KV takes there."""
+def check_holds_one(tier: TierAddress, num_bytes: int, blocks: int = 1) -> None:
+    """Raises `ConfigError` for a tier that is smaller than what one chunk, of so many blocks of KV, takes there."""
     if tier.size is not None and tier.size < num_bytes:
+        what = "one block of KV takes" if blocks == 1 else f"{blocks} blocks of KV take"
         raise ConfigError(
-            f"--kv-tier {tier.text}: one block of KV takes {_size(num_bytes)} there, more than the tier's "
+            f"--kv-tier {tier.text}: {what} {_size(num_bytes)} there, more than the tier's "
             f"{_size(tier.size)}; give it more"
         )
 
@@ -222,9 +230,10 @@ def _round(num_bytes: int) -> str:
 def describe(texts: tuple[str, ...], layout: KVLayout, speeds: Mapping[str, float]) -> tuple[str, ...]:
     """What each tier holds, for people: one line a tier; and what a hit is worth, where that was measured."""
     size = min(g.spec.block_size for g in layout.groups)
-    unit, per_token = row_bytes(layout), layout.block_bytes / size
+    tiers = parse_tiers(texts)
+    unit, per_token = row_bytes(layout, tiers[0].blocks), layout.block_bytes / size
     lines = []
-    for tier in parse_tiers(texts):
+    for tier in tiers:
         if tier.size is None:
             lines.append(f"KV tier {tier.name}: no limit of ours")
             continue

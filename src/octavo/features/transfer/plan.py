@@ -4,16 +4,19 @@ Promises: a job is named by its number once, is reported once it has ended, howe
 key, so that what was good counts (TIR-16, PDX-4).
 Does not know: who decided it, or how bytes move.
 
-Words: a *chunk* is the KV of one block of one group in all its layers, named by its *key*: the block's hash and the
-group (TIR-2). A *row* is a place for one chunk in the primary tier, in host memory. A *tier* is one of the secondary
+Words: a *chunk* is the KV of one block of one group in all its layers, or of several that follow each other, named by
+its *key*: the last block's hash and the group (TIR-2). A *row* is a place for one chunk in the primary tier, in host memory. A *tier* is one of the secondary
 ones, by its number in the order of lookup.
 """
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from octavo.base.step import PlanPart, ResultPart
+
+NO_BLOCK: Final = 0  # in a copy: nothing is copied here
 
 
 class TierJobKind(StrEnum):
@@ -35,7 +38,8 @@ class TierJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Copy(msgspec.Struct, frozen=True, kw_only=True):
-    """Chunks between KV blocks of one group and rows of the primary, one to one."""
+    """Chunks between KV blocks of one group and rows of the primary: as many blocks for each row as a chunk has, of
+    which the null block stands for one that is not to be copied."""
 
     job: int
     group: int

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from math import lcm
 
 from octavo.features.transfer.control.evict import Key
+from octavo.features.transfer.plan import NO_BLOCK
 from octavo.kvcache.hashing import BlockHash, group_key
 from octavo.kvcache.policies import NULL_BLOCK
 
@@ -65,22 +66,19 @@ class Chunks:
         self, group: int, table: Sequence[int], local_tokens: int, first: int, end: int
     ) -> tuple[list[int], list[int], list[int]]:
         """Of units `first` .. `end` - 1, what is to be loaded to a block table: indices of chunks, the unit of each, and
-        blocks, as many for each chunk as it has. Blocks found here, and those that a window has passed, are 0; a chunk
+        blocks, as many for each chunk as it has. Blocks found here, and those that a window has passed, are `NO_BLOCK`; a chunk
         of such blocks only is left out."""
         size, blocks, block_size = self._sizes[group], self._blocks, self._block_sizes[group]
         chunks, units, places = [], [], []
         for index in self._of_unit(group, first, end):
             if (index + 1) * size <= local_tokens:
                 continue
-            if blocks == 1:
-                mine = [table[index]]
-            else:
-                rows = range(index * blocks, (index + 1) * blocks)
-                mine = [NULL_BLOCK if (row + 1) * block_size <= local_tokens else table[row] for row in rows]
+            rows = range(index * blocks, (index + 1) * blocks)
+            mine = [table[row] if (row + 1) * block_size > local_tokens else NULL_BLOCK for row in rows]
             if any(block != NULL_BLOCK for block in mine):
                 chunks.append(index)
                 units.append(index * size // self.unit)
-                places += mine
+                places += [NO_BLOCK if block == NULL_BLOCK else block for block in mine]
         return chunks, units, places
 
     def to_store(

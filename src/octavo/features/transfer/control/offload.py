@@ -360,12 +360,12 @@ def make(
             for tier in others
         ],
         clock=clock,
-        chunk_bytes=row_bytes(layout),
+        chunk_bytes=row_bytes(layout, host.blocks),
     )
     sizes = [group.spec.block_size for group in layout.groups]
     return Offload(
         stack,
-        chunks=Chunks(sizes, hash_block_size),
+        chunks=Chunks(sizes, hash_block_size, host.blocks),
         clock=clock,
         bytes_per_token=sum(chunk_bytes(layout, group) / size for group, size in enumerate(sizes)),
         speeds=Speeds(**speeds),

@@ -50,6 +50,12 @@ def _check_tiers(cache: CacheConfig) -> None:
         raise ConfigError("--kv-tier keeps prefixes, and --no-enable-prefix-caching looks none up: drop one of the two")
     if not make_hasher(cache.prefix_hash).shareable and any(not tier.startswith("host") for tier in cache.tiers):
         raise ConfigError(f"--prefix-hash {cache.prefix_hash} names blocks for one process only; tiers need sha256")
+    blocks = address.parse_tiers(cache.tiers)[0].blocks
+    if blocks > 1 and cache.kv_role is not None and cache.kv_listen is not None:
+        raise ConfigError(
+            f"--kv-tier with blocks={blocks} and --kv-role cannot both be reached at --kv-listen {cache.kv_listen}, where "
+            "a chunk is one block: drop one of the two"
+        )
 
 
 def host_bytes(cache: CacheConfig, available: int) -> int:

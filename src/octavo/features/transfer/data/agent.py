@@ -32,7 +32,7 @@ from octavo.features.transfer.data.peer_server import PeerDoor, RowGiver
 from octavo.features.transfer.data.regions import HostRegion, KVRegion, regions_of
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.tier_threads import TierThreads
-from octavo.features.transfer.plan import Copy, JobReport, TierJob, TierJobKind, TransferPlan, TransferReport
+from octavo.features.transfer.plan import NO_BLOCK, Copy, JobReport, TierJob, TierJobKind, TransferPlan, TransferReport
 from octavo.worker.batch import InputBatch
 from octavo.worker.memory import KVMemory
 from octavo.worker.seams import DataPart, NullPart
@@ -86,11 +86,12 @@ class TransferAgent(NullPart):
 
     def bind(self, memory: KVMemory) -> None:
         layout = memory.layout
-        seal = Seal(self._identity, [chunk_bytes(layout, group.index) for group in layout.groups])
+        blocks = self._host_address.blocks
+        seal = Seal(self._identity, [chunk_bytes(layout, group.index, blocks) for group in layout.groups])
         for address in self._addresses:
-            check_holds_one(address, seal.most_sealed_bytes)
+            check_holds_one(address, seal.most_sealed_bytes, blocks)
         self._regions = regions_of(memory, "--kv-tier")
-        self._host = HostRegion(num_rows(layout, self._host_address), row_bytes(layout))
+        self._host = HostRegion(num_rows(layout, self._host_address), row_bytes(layout, blocks))
         self._ledger = RowLedger(self._host)
         self._speeds = _measure(self._regions[0], self._host, layout.num_blocks)
         self._tiers = [TierThreads(a, seal) for a in self._addresses]
@@ -123,21 +124,32 @@ class TransferAgent(NullPart):
 
     def _store(self, copy: Copy, zeroed: set[int]) -> tuple[Sequence[bool], int]:
         region, host, ledger = self._regions[copy.group], self._need_host(), self._need_ledger()
-        good = [block not in zeroed for block in copy.blocks]  # those were cleared before this was called
-        for key, block, row, fine in zip(copy.keys, copy.blocks, copy.rows, good, strict=True):
+        chunks, size = self._chunks(copy), region.chunk_bytes
+        good = [zeroed.isdisjoint(blocks) for blocks in chunks]  # those were cleared before this was called
+        for key, blocks, row, fine in zip(copy.keys, chunks, copy.rows, good, strict=True):
             ledger.begin(row)
             if fine:
-                region.read_in_step(block, host[row])
+                for at, block in enumerate(blocks):
+                    region.read_in_step(block, host[row][at * size :])
                 ledger.end(row, key)
         if host.wants_ahead(max(copy.rows, default=0)):
             self._ahead.put(host.make_ready)
-        return good, region.chunk_bytes * len(copy.rows)
+        return good, size * len(copy.blocks)
 
     def _load(self, copy: Copy) -> tuple[Sequence[bool], int]:
         region, host = self._regions[copy.group], self._need_host()
-        for block, row in zip(copy.blocks, copy.rows, strict=True):
-            region.write(block, host[row])
-        return (True,) * len(copy.rows), region.chunk_bytes * len(copy.rows)
+        size, copied = region.chunk_bytes, 0
+        for blocks, row in zip(self._chunks(copy), copy.rows, strict=True):
+            for at, block in enumerate(blocks):
+                if block != NO_BLOCK:
+                    region.write(block, host[row][at * size :])
+                    copied += size
+        return (True,) * len(copy.rows), copied
+
+    def _chunks(self, copy: Copy) -> list[tuple[int, ...]]:
+        """The blocks of each chunk."""
+        each = self._host_address.blocks
+        return [copy.blocks[at : at + each] for at in range(0, len(copy.blocks), each)]
 
     def _serve(self, job: TierJob, tier: Tier) -> None:
         self._finish(job.job, len(job.keys), lambda: self._ask(tier, job))
