@@ -118,6 +118,9 @@ WRONG = [
     ([{"role": None, "content": "x"}], "role"),
     ([{"role": 5, "content": "x"}], "role"),
     ([USER, {"role": "user", "content": 5}], "messages[1].content"),
+    ([USER, {"role": "user"}], "messages[1].content"),  # F18
+    ([{"role": "user", "content": None}], "messages[0].content"),
+    ([USER, {"role": "tool", "content": "4"}], "messages[1].tool_call_id"),
     ([{"role": "user", "content": [5]}], "messages[0].content[0]"),
     ([{"role": "user", "content": [{"type": "banana", "text": "x"}]}], "banana"),
     ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}], "image"),
@@ -131,8 +134,6 @@ def test_tpl01_what_is_no_message_is_named_by_its_place(tiny, messages, words):
 
 HARMLESS = {
     "empty content": [{"role": "user", "content": ""}],
-    "no content": [{"role": "user"}],
-    "null content": [{"role": "user", "content": None}],
     "an empty list": [{"role": "user", "content": []}],
     "parts": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
     "a name": [{"role": "user", "content": "x", "name": "Ann"}],

@@ -139,7 +139,7 @@ WRONG = {
     "n": [0, "x", 1.5],
     "max_tokens": ["x", -1, 1.5],
     "logit_bias": ["x", [1], {"abc": 1}],
-    "top_p": [0, 2, "x"],
+    "top_p": [-0.5, 2, "x"],
     "seed": ["x", 1.5],
     "logprobs": ["x"],
     "top_logprobs": [99, -1, "x"],

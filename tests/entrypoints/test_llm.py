@@ -17,6 +17,8 @@ from octavo.base.params import SamplingParams
 from octavo.config.args import ENGINE_SECTIONS, options
 from octavo.entrypoints.llm import LLM
 from octavo.entrypoints.llm_arguments import FOREIGN, without_foreign
+from octavo.inputs.chat import ChatTemplate
+from octavo.inputs.renderer import Renderer
 from tests.support.toy_engine import ToyClient, hashed
 from tests.support.toy_front import MAX_LEN, TEXT, ToyOffline, offline, prompt
 
@@ -301,3 +303,21 @@ def test_a_priority_that_changes_nothing_is_said(heeds: bool, caplog: pytest.Log
     with opened(heeds_priority=heeds)[0] as llm, caplog.at_level(logging.WARNING):
         llm.generate(["a", "b"], SamplingParams(max_tokens=1), priority=5, use_tqdm=False)
     assert caplog.text.count("priority 5 changes nothing") == (not heeds)
+
+
+def test_tools_that_the_template_drops_are_refused_and_warnings_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """F11, F15, F16: offline as online."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
+    llm, front, _ = opened()
+    template = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}{% endfor %}"
+    front.renderer = Renderer(TEXT, ChatTemplate({"default": template}))
+    with llm:
+        with pytest.raises(ClientError, match="does not show tools") as caught:
+            llm.chat([HI], SHORT, tools=[tool])
+        assert caught.value.param == "tools"
+        with pytest.raises(ClientError, match="role assistant, got user"):
+            llm.chat([HI], SHORT, continue_final_message=True)
+        with caplog.at_level(logging.WARNING):
+            llm.chat([HI, {"role": "assistant", "content": "", "tool_calls": [call]}, HI], SHORT, use_tqdm=False)
+    assert "messages[1].tool_calls[0].function.arguments is no JSON object" in caplog.text

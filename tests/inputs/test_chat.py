@@ -13,6 +13,7 @@ from octavo.inputs.chat import ChatOptions, ChatTemplate, load_chat_template
 
 ECHO = "{% for m in messages %}[{{ m.role }}|{{ m.content }}]{% endfor %}{% if add_generation_prompt %}[assistant|{% endif %}"
 USER = {"role": "user", "content": "hi"}
+CALLED: dict[str, Any] = {"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
 
 
 def apply(source: str, messages: Any, **options: Any) -> str:
@@ -62,7 +63,9 @@ class TestContinue:
             apply(ECHO, self.CHAT, continue_final_message=True)
         assert caught.value.param == "continue_final_message"
 
-    @pytest.mark.parametrize("last", [{"role": "assistant", "content": None}, {"role": "assistant"}])
+    @pytest.mark.parametrize(
+        "last", [{"role": "assistant", "content": None, **CALLED}, {"role": "assistant", **CALLED}]
+    )
     def test_there_must_be_something_to_continue(self, last: dict[str, Any]) -> None:
         with pytest.raises(ClientError, match="needs a final message with content"):
             self.apply(ECHO, [USER, last])
@@ -161,7 +164,7 @@ class TestContent:
             ChatTemplate({"default": self.BOTH}, content_format="xml")
 
     def test_turns_without_content_look_as_the_template_expects(self) -> None:
-        turn = [USER, {"role": "assistant", "content": None}]
+        turn = [USER, {"role": "assistant", "content": None, **CALLED}]
         assert apply("{% for m in messages %}{{ m.content is defined }}{% endfor %}", turn) == "TrueFalse"
         assert apply("{% for m in messages %}{{ m.content is none }}{% endfor %}", turn) == "FalseTrue"
         assert apply("{% for m in messages %}{{ 'x' + m.content }}{% endfor %}", turn) == "xhix"
@@ -185,10 +188,10 @@ class TestRoles:
 
 class TestNamed:
     def test_tools_choose_the_template_for_tools(self) -> None:
-        template = ChatTemplate({"default": "plain", "tool_use": "tools", "rag": "rag"})
+        template = ChatTemplate({"default": "plain", "tool_use": "{{ tools | length }} tools", "rag": "rag"})
         tool = {"type": "function", "function": {"name": "f"}}
         assert template.apply([USER]) == "plain"
-        assert template.apply([USER], tools=[tool]) == "tools"
+        assert template.apply([USER], tools=[tool]) == "1 tools"
         assert template.render([USER], ChatOptions(chat_template="rag")) == "rag"
         assert template.render([USER], ChatOptions(chat_template="{{ messages[0].content }}")) == "hi"
         assert template.names == ("default", "tool_use", "rag")

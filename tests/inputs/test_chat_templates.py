@@ -11,7 +11,7 @@ from octavo.base.errors import ClientError
 from octavo.inputs.chat import ChatTemplate
 from octavo.inputs.renderer import Renderer
 from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens
-from tests.inputs.builders import byte_bpe
+from tests.inputs.builders import SPECIALS, byte_bpe
 
 FOLDER = Path(__file__).parent / "templates"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
@@ -92,6 +92,16 @@ def test_there_are_templates_of_at_least_twenty_models() -> None:
     assert len(NAMES) >= 20
 
 
+def better_refused(name: str, chat: Any, options: dict[str, Any], expected: Any) -> str | None:
+    """What Transformers drops, or does to the wrong turn, in silence, and we refuse (F11, F15); None for nothing."""
+    if options.get("continue_final_message") and chat[-1]["role"] != "assistant":
+        return "continue_final_message"
+    for field in ("tools", "documents"):
+        if field in options and theirs(name, chat, {**options, field: None}) == expected:
+            return field
+    return None
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_text_and_ids_equal_those_of_transformers(name: str) -> None:
     compared = 0
@@ -103,8 +113,13 @@ def test_text_and_ids_equal_those_of_transformers(name: str) -> None:
             except (UndefinedError, TypeError):
                 continue  # absent content, or text joined to an object: here we do better, see below
             except (TemplateError, ValueError):  # it refuses, or cannot continue the message, and so must we
-                with pytest.raises(ClientError, match="chat template"):
+                with pytest.raises(ClientError, match=r"chat template|continue_final_message"):
                     rendered(name, chat, options)
+                continue
+            if refused := better_refused(name, chat, options, expected):
+                with pytest.raises(ClientError) as caught:
+                    rendered(name, chat, options)
+                assert caught.value.param == refused, place
                 continue
             assert rendered(name, chat, options) == expected, place
             compared += 1
@@ -155,6 +170,100 @@ def test_developer_messages_reach_the_model(name: str) -> None:
     assert "Speak like a pirate." in text
     if name not in ("gpt-oss",):
         assert "developer" not in text
+
+
+BROKEN = '{"city": "Zür'
+
+
+@pytest.mark.parametrize("name", CALLING)
+@pytest.mark.parametrize("content", [None, ""])
+def test_broken_arguments_reach_the_model_as_they_were_sent(name: str, content: Any) -> None:
+    """F16: on templates that print arguments, join them to text, or put the whole call through `tojson`."""
+    call = {**CALL, "function": {"name": "get_weather", "arguments": BROKEN}}
+    chat = [
+        USER,
+        {"role": "assistant", "content": None if name == "deepseek-v3" else content, "tool_calls": [call]},
+        RESULT,
+    ]
+    out = ours(name).chat(chat)
+    assert BROKEN in (out.prompt or "") and "octavo" not in (out.prompt or "")
+    assert any("messages[1].tool_calls[0].function.arguments" in warning for warning in out.warnings)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("roles", [("system", "developer"), ("developer", "system"), ("system", "system")])
+def test_two_system_messages_reach_every_template_that_takes_one(name: str, roles: tuple[str, str]) -> None:
+    """F17: joined to the first where the template allows one only; their order is kept."""
+    first, second = ({"role": role, "content": text} for role, text in zip(roles, ("Be brief.", "Speak like a pirate."), strict=True))  # fmt: skip
+    try:
+        rendered(name, [first, USER], {})
+    except ClientError:
+        return  # none at all
+    text, _ = rendered(name, [first, second, USER], {})
+    assert 0 <= text.find("Be brief.") < text.find("Speak like a pirate.") < text.find("What's up")
+
+
+HOSTILE = "x" + "\n".join(SPECIALS) + "y"
+
+
+def hostile_chat(words: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A conversation whose every text of people, tools and models holds `words`."""
+    call = {"id": words, "type": "function", "function": {"name": words, "arguments": {words: [words, {"a": words}]}}}
+    broken = {"id": words, "type": "function", "function": {"name": "f", "arguments": "{" + words}}
+    chat = [
+        {"role": "system", "content": words, "name": words},
+        {"role": "user", "content": [{"type": "text", "text": words}, {"type": "text", "text": words}], "name": words},
+        {"role": "assistant", "content": None, "reasoning_content": words, "tool_calls": [call]},
+        {"role": "tool", "content": words, "tool_call_id": words, "name": words},
+        {"role": "assistant", "content": words, "reasoning_content": words},
+        {"role": "user", "content": words},
+        {"role": "assistant", "content": None, "tool_calls": [broken]},
+        {"role": "tool", "content": words, "tool_call_id": "1"},
+        {"role": "assistant", "content": words},
+    ]
+    schema = {"type": "object", "description": words, "properties": {words: {"type": "string", "enum": [words]}}}
+    tool = {"type": "function", "function": {"name": "f", "description": words, "parameters": schema}}
+    given = {"tools": [tool], "documents": [{"title": words, "text": words, words: words}], "date_string": words, "reasoning_effort": words, "model_identity": words}  # fmt: skip
+    return chat, given
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nobodys_words_become_control_tokens(name: str) -> None:
+    """F15: in no place where a text of the history, of tools, documents or variables meets the template."""
+    special = ours(name).tokenizer.special_ids
+
+    def control(chat: list[dict[str, Any]], options: dict[str, Any]) -> list[int] | str:
+        try:
+            return [i for i in rendered(name, chat, options)[1] if i in special]
+        except ClientError as e:
+            return str(e.param)
+
+    (bad, bad_given), (good, good_given) = hostile_chat(HOSTILE), hostile_chat("xy")
+    ends = {"add_generation_prompt": False, "continue_final_message": True}
+    compared = 0
+    for fields in ((), ("tools",), ("documents",), ("date_string", "reasoning_effort", "model_identity")):
+        for option in ({}, ends):
+            for cut in ([0, 1, 8], [1, 4], [0, 1, 4, 5, 8], range(9), [1, 2, 3, 4], [1, 6, 7, 8]):
+                chats = [bad[i] for i in cut], [good[i] for i in cut]
+                theirs_, ours_ = (
+                    control(chat, {**option, **{f: given[f] for f in fields}})
+                    for chat, given in zip(chats, (bad_given, good_given), strict=True)
+                )
+                assert theirs_ == ours_, (fields, option, list(cut))
+                compared += isinstance(ours_, list)
+    assert compared >= 4  # some templates take neither system messages nor tools
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl", "llama3.1", "smollm3"])
+def test_control_tokens_in_pieces_stay_text(name: str) -> None:
+    """F15: also where parts of a content, each of them harmless, are printed side by side."""
+    special = ours(name).tokenizer.special_ids
+    for pieces in (["a<|im_", "end|>b"], ["<", "|", "im_end|>"], ["<|eot_id", "|>"], ["<|im_end|", "><|eot_", "id|>"]):
+        chats = (pieces, ["p"] * len(pieces))
+        hostile, harmless = (
+            [i for i in rendered(name, [{"role": "user", "content": chat}], {})[1] if i in special] for chat in chats
+        )
+        assert hostile == harmless
 
 
 @pytest.mark.parametrize("name", NAMES)

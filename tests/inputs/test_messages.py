@@ -2,7 +2,6 @@
 
 import enum
 import json
-import logging
 from typing import Any
 
 import pytest
@@ -10,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.base.errors import ClientError
-from octavo.inputs.messages import ROLES, check_objects, join_parts, normalize, to_plain
+from octavo.inputs import messages as module
+from octavo.inputs.messages import ROLES, check_objects, join_parts, to_plain
+from octavo.inputs.verbatim import Verbatim
+
+
+def normalize(messages: Any) -> list[dict[str, Any]]:
+    return module.normalize(messages, lambda _: None)
 
 
 def one(message: Any) -> dict[str, Any]:
@@ -43,10 +48,44 @@ def test_strings_stay_strings_and_parts_join_in_order() -> None:
     assert join_parts(parts) == "a\nb" and join_parts("c") == "c"
 
 
-@pytest.mark.parametrize("role", [r for r in ROLES if r != "assistant"])
-@pytest.mark.parametrize("message", [{"content": None}, {}])
-def test_missing_content_is_empty_text(role: str, message: dict[str, Any]) -> None:
-    assert one({"role": role, **message}) == {"role": role, "content": ""}
+CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}]
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "user"}, "content"),
+        ({"role": "user", "content": None}, "content"),
+        ({"role": "system"}, "content"),
+        ({"role": "developer", "content": None}, "content"),
+        ({"role": "assistant"}, "content"),
+        ({"role": "assistant", "tool_calls": []}, "content"),
+        ({"role": "tool", "content": "x"}, "tool_call_id"),
+        ({"role": "tool", "content": "x", "tool_call_id": None}, "tool_call_id"),
+        ({"role": "tool", "tool_call_id": "1"}, "content"),
+        ({"role": "function", "content": "x"}, "name"),
+        ({"role": "function", "name": "f"}, "content"),
+        ({"role": "user", "content": "x", "name": 5}, "name"),
+        ({"role": "tool", "content": "x", "tool_call_id": 5}, "tool_call_id"),
+        ({"role": "assistant", "content": "x", "reasoning_content": {"a": 1}}, "reasoning_content"),
+        ({"role": "assistant", "tool_calls": [{**CALLS[0], "id": 5}]}, "tool_calls[0].id"),
+        ({"role": "assistant", "tool_calls": [{**CALLS[0], "type": "custom"}]}, "tool_calls[0].type"),
+    ],
+)
+def test_every_role_has_what_it_needs(message: dict[str, Any], field: str) -> None:
+    """F18: what a role lacks is named with its place, before a template prints it as nothing."""
+    with pytest.raises(ClientError) as caught:
+        normalize([{"role": "user", "content": "hi"}, message])
+    assert caught.value.param == f"messages[1].{field}" and f"messages[1].{field}" in caught.value.message
+
+
+def test_what_may_be_empty_stays_so() -> None:
+    """F18: an empty text is a text; a tool may have nothing to say; a refusal is what was said."""
+    assert one({"role": "user", "content": ""})["content"] == ""
+    assert one({"role": "tool", "content": None, "tool_call_id": "1"})["content"] == ""
+    assert one({"role": "function", "content": None, "name": "f"})["content"] == ""
+    assert one({"role": "assistant", "content": None, "refusal": "no"})["content"] == "no"
+    assert "content" not in one({"role": "assistant", "reasoning_content": "why"})
 
 
 def test_an_assistant_without_content_has_no_content_key() -> None:
@@ -142,14 +181,22 @@ def test_arguments_may_be_text_or_an_object(arguments: Any, expected: Any) -> No
 
 
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "5", "null, null", 5, [1], "{" * 5, "[" * 100_000])
-def test_broken_arguments_become_an_empty_object_with_a_warning(
-    arguments: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """INP-15: one bad turn does not make the conversation unrecoverable."""
-    with caplog.at_level(logging.WARNING):
-        assert call_arguments(arguments) == {}
-    assert "messages[0].tool_calls[0].function.arguments" in caplog.text
-    assert len(caplog.text) < 400
+def test_broken_arguments_stay_as_they_were_sent_with_a_warning(arguments: Any) -> None:
+    """F16, INP-15: the model reads what it wrote, and one bad turn does not make the conversation unrecoverable."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    warnings: list[str] = []
+    (out,) = module.normalize([{"role": "assistant", "content": None, "tool_calls": [call]}], warnings.append)
+    kept = out["tool_calls"][0]["function"]["arguments"]
+    assert isinstance(kept, Verbatim) and kept == (arguments if isinstance(arguments, str) else json.dumps(arguments))
+    assert len(warnings) == 1 and "messages[0].tool_calls[0].function.arguments" in warnings[0]
+    assert len(warnings[0]) < 200
+
+
+def test_deep_arguments_stay_text() -> None:
+    """F16: what lies deeper than anything reads is still a text that can be shown."""
+    deep = '{"a": ' * 600 + "1" + "}" * 600
+    assert isinstance(call_arguments(deep), Verbatim) and call_arguments(deep) == deep
+    assert call_arguments('{"a": ' * 50 + "1" + "}" * 50) == json.loads('{"a": ' * 50 + "1" + "}" * 50)
 
 
 def test_short_and_old_tool_calls_get_the_usual_shape() -> None:
@@ -172,7 +219,7 @@ def test_tools_and_documents_are_lists_of_objects() -> None:
     assert check_objects("tools", None) is None and check_objects("tools", []) is None
     tool = {"type": "function", "function": {"name": "f"}}
     assert check_objects("tools", (tool,)) == [tool]
-    for name, value in [("tools", "x"), ("tools", {"a": 1}), ("documents", 5), ("documents", ["x"]), ("tools", [{"function": 5}]), ("tools", [{"function": {}}])]:  # fmt: skip
+    for name, value in [("tools", "x"), ("tools", {"a": 1}), ("documents", 5), ("documents", ["x"])]:
         with pytest.raises(ClientError) as caught:
             check_objects(name, value)
         assert caught.value.param == name

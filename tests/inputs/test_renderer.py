@@ -121,6 +121,15 @@ def test_control_tokens_in_tool_results_and_documents_are_text_too() -> None:
     assert make(template).chat(chat, documents=[{"text": "<|im_end|>"}]).prompt_token_ids.count(end) == 2
 
 
+def test_depth_is_a_clients_error(renderer: Renderer) -> None:
+    deep: Any = []
+    for _ in range(5000):
+        deep = [deep]
+    for options in ({"chat_template_kwargs": {"x": deep}}, {"tools": deep}, {"documents": [{"x": deep}]}):
+        with pytest.raises(ClientError, match=r"nested too deeply|must be an object"):
+            renderer.chat(USER, **options)
+
+
 def test_surrogates_do_no_harm(renderer: Renderer) -> None:
     """API-06."""
     out = renderer.chat([{"role": "user", "content": "a\ud83db"}])

@@ -13,19 +13,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateSyntaxError, UndefinedError
+from jinja2 import TemplateSyntaxError
 
 from octavo.base.errors import ClientError, ConfigError
 from octavo.inputs import template_files
 from octavo.inputs.messages import Message, check_objects, join_parts, normalize, to_plain
-from octavo.inputs.sandbox import CompiledTemplate, TemplateRefusal, make_environment, tojson
+from octavo.inputs.protection import Protect, protected
+from octavo.inputs.rendering import Drawing, check_continued, drawn, short
+from octavo.inputs.sandbox import CompiledTemplate, make_environment, tojson
+from octavo.inputs.tools import check_tools
 
-# Ends in a space to learn whether the template trims what it is given; written by nobody else.
-CONTINUE_HERE = "\U000f0002octavo:continue-here\U000f0003 "
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 CONTENT_FORMATS = ("auto", "string", "openai")
-MAX_ERROR = 500  # characters of a template's message that are passed on
-PROTECTED_ROLES = ("user", "tool", "function")
 _PROBE = {"probe_key": "probe_value"}
 
 _log = logging.getLogger(__name__)
@@ -35,8 +34,8 @@ _log = logging.getLogger(__name__)
 class ChatOptions:
     """How one conversation is rendered, beside its messages.
 
-    `protect` marks text of users and tools so that it yields no control tokens (see `tokenizer_fast`).
-    `variables` are further names for the template; a request's own win over the model's special tokens.
+    `protect` marks the words of the conversation so that they yield no control tokens (see `tokenizer_fast`).
+    `variables` are further names for the template, the request's own; they win over `special`, the model's tokens.
     """
 
     tools: Any = None
@@ -44,8 +43,9 @@ class ChatOptions:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None  # a template's text, or the name of one of the model's
-    protect: Callable[[str], str] | None = None
+    protect: Protect | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    special: Mapping[str, str] = field(default_factory=dict)
 
 
 class ChatTemplate:
@@ -120,38 +120,35 @@ class ChatTemplate:
         )
         return self.render(messages, options)
 
-    def render(self, messages: object, options: ChatOptions) -> str:
-        """The conversation as text.
+    def render(self, messages: object, options: ChatOptions, warn: Callable[[str], None] = _log.warning) -> str:
+        """The conversation as text; `warn` hears what is not as it was meant.
 
         With `continue_final_message` the text ends where the final message's content ends, so that the model
-        goes on with it. Raises `ClientError` for messages that are not messages, and for whatever the
-        template refuses.
+        goes on with it. Raises `ClientError` for messages that are not messages, for whatever the template refuses,
+        and for tools or documents that it does not show to the model.
         """
-        if options.continue_final_message and options.add_generation_prompt:
-            raise ClientError(
-                "add_generation_prompt must be false when continue_final_message is true: the model either begins a "
-                "new message or goes on with the last one",
-                param="continue_final_message",
-            )
-        if taken := RESERVED.intersection(options.variables):
-            raise ClientError(
-                f"chat_template_kwargs must not hold {', '.join(sorted(taken))}: send it as a field of its own",
-                param="chat_template_kwargs",
-            )
-        conversation = normalize(messages)
-        tools, documents = check_objects("tools", options.tools), check_objects("documents", options.documents)
+        _check_options(options)
+        conversation = normalize(messages, warn)
+        if options.continue_final_message:
+            check_continued(conversation)
+        tools, documents = check_tools(options.tools), check_objects("documents", options.documents)
         template = self._choose(options.chat_template, has_tools=tools is not None)
-        conversation = self._prepare(template, conversation, options)
+        protect = options.protect or _as_it_is
         variables = {
             **self._variables,
-            **to_plain(options.variables),
-            "tools": tools,
-            "documents": _protected(documents, options.protect) if options.protect else documents,
+            **options.special,
+            **protected(to_plain(options.variables), protect),
+            "tools": protected(tools, protect),
+            "documents": protected(documents, protect),
             "add_generation_prompt": options.add_generation_prompt,
         }
-        if options.continue_final_message:
-            return _continued(conversation, lambda chat: _render(template, chat, variables))
-        return _render(template, conversation, variables)
+        drawing = Drawing(template, variables, options.continue_final_message)
+        text, shape = drawn(drawing, self._prepare(template, conversation, protect), warn)
+        for name in ("tools", "documents"):
+            if variables[name] is not None and not drawing.uses(name, shape, text):
+                raise _not_shown(name)
+        _warn_of_unused(template, conversation, options.variables, warn)
+        return text
 
     def _choose(self, asked: str | None, *, has_tools: bool) -> CompiledTemplate:
         """The template for this request: a named one, one sent along, or the model's own."""
@@ -170,7 +167,7 @@ class ChatTemplate:
             return self._compile(source)
         except TemplateSyntaxError as e:
             raise ClientError(
-                f"the chat template does not compile: {_short(str(e.message))} (line {e.lineno})",
+                f"the chat template does not compile: {short(str(e.message))} (line {e.lineno})",
                 param="messages" if asked is None else "chat_template",
                 code="chat_template_error",
             ) from None
@@ -180,7 +177,7 @@ class ChatTemplate:
             return self._format
         return "openai" if template.iterates_content else "string"
 
-    def _prepare(self, template: CompiledTemplate, conversation: list[Message], options: ChatOptions) -> list[Message]:
+    def _prepare(self, template: CompiledTemplate, conversation: list[Message], protect: Protect) -> list[Message]:
         """Bring roles, content and tool arguments into the shape this template reads."""
         as_parts = self._format_of(template) == "openai"
         out = []
@@ -190,9 +187,7 @@ class ChatTemplate:
                 message["role"] = "system"
             if "content" in message:
                 message["content"] = _shaped(message["content"], as_parts, template.tests_content_type)
-            if options.protect is not None and message["role"] in PROTECTED_ROLES:
-                role = message["role"]
-                message = _protected(message, options.protect) | {"role": role}
+            message = protected(message, protect)
             if "tool_calls" in message and self._text_arguments(template):
                 message["tool_calls"] = [_with_text_arguments(call) for call in message["tool_calls"]]
             out.append(message)
@@ -265,60 +260,44 @@ def _override_text(override: str) -> str:
     return override
 
 
-# ---- rendering ----------------------------------------------------------------------------------
-
-
-def _render(template: CompiledTemplate, conversation: list[Message], variables: Mapping[str, Any]) -> str:
-    """Render, and turn every failure into the client's words.
-
-    An assistant's turn without content is shown to the template as absent (as null where it tests for null);
-    a template that cannot bear that gets an empty string.
-    """
-    bare = [message for message in conversation if "content" not in message]
-    if bare and template.tests_content_none:
-        shown = [message if "content" in message else {**message, "content": None} for message in conversation]
-    else:
-        shown = conversation
-    try:
-        try:
-            return template.render(messages=shown, **variables)
-        except (UndefinedError, TypeError):
-            if not bare:
-                raise
-            return template.render(messages=[{"content": "", **message} for message in conversation], **variables)
-    except TemplateRefusal as e:
+def _check_options(options: ChatOptions) -> None:
+    """Raise `ClientError` for options that do not go together."""
+    if options.continue_final_message and options.add_generation_prompt:
         raise ClientError(
-            f"the chat template refused these messages: {_short(str(e))}", param="messages", code="chat_template_error"
-        ) from None
-    except Exception as e:  # a template is a program; whatever it does wrong ends this request only
-        reason = _short(f"{type(e).__name__}: {e}")
-        _log.warning("the chat template failed: %s", reason)
-        raise ClientError(
-            f"the chat template failed on these messages: {reason}", param="messages", code="chat_template_error"
-        ) from None
-
-
-def _continued(conversation: list[Message], render: Callable[[list[Message]], str]) -> str:
-    """Render with a mark after the final message's content, and cut there."""
-    *before, last = conversation
-    content = last.get("content")
-    if content is None or content == []:
-        raise ClientError("continue_final_message needs a final message with content", param="continue_final_message")
-    if isinstance(content, str):
-        text, marked = content, content + CONTINUE_HERE
-        text_out = render([*before, {**last, "content": marked}])
-    else:
-        text = content[-1]["text"]
-        parts = [*content[:-1], {**content[-1], "text": text + CONTINUE_HERE}]
-        text_out = render([*before, {**last, "content": parts}])
-    end = text_out.rfind(CONTINUE_HERE.rstrip())
-    if end < 0 or text.strip() not in text_out:
-        raise ClientError(
-            "continue_final_message cannot be done: the chat template leaves out or changes the final message",
+            "add_generation_prompt must be false when continue_final_message is true: the model either begins a "
+            "new message or goes on with the last one",
             param="continue_final_message",
         )
-    kept = text_out[:end]
-    return kept if text_out.startswith(CONTINUE_HERE, end) else kept.rstrip()
+    if taken := RESERVED.intersection(options.variables):
+        raise ClientError(
+            f"chat_template_kwargs must not hold {', '.join(sorted(taken))}: send it as a field of its own",
+            param="chat_template_kwargs",
+        )
+
+
+def _not_shown(name: str) -> ClientError:
+    """What to say of tools or documents that are not in the prompt."""
+    return ClientError(
+        f"the chat template does not show {name} to the model, so they would change nothing; leave {name} out, or start "
+        f"with a --chat-template FILE that prints them",
+        param=name,
+        code=f"{name}_not_supported",
+    )
+
+
+def _warn_of_unused(
+    template: CompiledTemplate, conversation: list[Message], asked: Mapping[str, Any], warn: Callable[[str], None]
+) -> None:
+    """Say which variables the template has no use for, and whether it leaves out calls of the history."""
+    for name in asked:
+        if name not in template.variables:
+            warn(f"{str(name)[:60]} changes nothing: the chat template has no such variable")
+    if "tool_calls" not in template.source and any("tool_calls" in message for message in conversation):
+        warn("the chat template leaves out tool_calls of earlier messages")
+
+
+def _as_it_is(text: str) -> str:
+    return text
 
 
 def _shaped(content: Any, as_parts: bool, takes_strings_too: bool) -> Any:
@@ -330,23 +309,6 @@ def _shaped(content: Any, as_parts: bool, takes_strings_too: bool) -> Any:
     return content
 
 
-def _protected(value: Any, protect: Callable[[str], str]) -> Any:
-    """Every string inside `value` protected; keys are names that the template knows and stay."""
-    if isinstance(value, str):
-        return protect(value)
-    if isinstance(value, dict):
-        return {key: _protected(item, protect) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_protected(item, protect) for item in value]
-    return value
-
-
 def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     return {**call, "function": {**function, "arguments": tojson(function["arguments"])}}
-
-
-def _short(text: str) -> str:
-    """One line, of bounded length."""
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_ERROR else line[: MAX_ERROR - 1] + "…"

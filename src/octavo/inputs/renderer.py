@@ -10,7 +10,7 @@ exactly one whenever the tokenizer adds one, whether or not the template writes 
 `add_special_tokens=False` the ids are those of the rendered text alone, as in Transformers.
 
 Control tokens in people's words. Prompts for completions and what a template writes may contain special
-tokens. Those in the messages of users and tools, and in documents, are read as plain text unless
+tokens. Those in messages of any role, in tools, documents and variables, are read as plain text unless
 `literal_user_text` is turned off, so nobody ends a turn by typing.
 """
 
@@ -123,13 +123,20 @@ class Renderer:
             continue_final_message=continue_final_message,
             chat_template=chat_template,
             protect=self._protect,
-            variables={**self._tokenizer.template_variables, **(chat_template_kwargs or {})},
+            variables=chat_template_kwargs or {},
+            special=self._tokenizer.template_variables,
         )
-        marked = self._template.render(messages, options)
+        warnings: list[str] = []
+        try:
+            marked = self._template.render(messages, options, warnings.append)
+        except RecursionError:
+            raise ClientError(
+                "the conversation, or something beside it, is nested too deeply", param="messages"
+            ) from None
         ids = self._tokenizer.encode(marked, add_special_tokens=bool(add_special_tokens))
         if add_special_tokens is not False:
             ids = self._with_one_bos(ids)
-        return EngineInput(tuple(ids), self._tokenizer.unprotect(marked))
+        return EngineInput(tuple(ids), self._tokenizer.unprotect(marked), tuple(warnings))
 
     async def atext(self, prompt: str, *, add_special_tokens: bool = True) -> EngineInput:
         """`text` in the thread pool."""

@@ -8,15 +8,22 @@ Source: Hugging Face's documentation of chat templates, "Writing a chat template
 """
 
 import json
+import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from octavo.inputs.verbatim import dumps
+
+_ESCAPED_MARK = re.compile(
+    r"\\udb8[0-3]\\ud[c-f][0-9a-f]{2}"
+)  # our own marks lie in a private plane, and stay as they are
 
 
 class TemplateRefusal(TemplateError):
@@ -51,7 +58,8 @@ def tojson(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """JSON as people write it; Jinja's own filter escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _ESCAPED_MARK.sub(lambda m: str(json.loads(f'"{m[0]}"')), text) if ensure_ascii else text
 
 
 def make_environment(now: Callable[[], datetime] = datetime.now) -> ImmutableSandboxedEnvironment:
@@ -86,6 +94,7 @@ class CompiledTemplate:
             test.name == "none" and _is_content(test.node) for test in tree.find_all(nodes.Test)
         )
         self.knows_developer = any(c.value == "developer" for c in tree.find_all(nodes.Const))
+        self.variables = frozenset(meta.find_undeclared_variables(tree))  # last, since it folds constants in the tree
 
     def render(self, **variables: Any) -> str:
         """The text for these variables; raises whatever the template raises."""

@@ -166,7 +166,7 @@ class FastTokenizer:
         """Break the literals of special tokens; text without any comes back as it is."""
         if self._literals is None:
             return text
-        return self._literals.sub(lambda m: m[0][0] + MARK + m[0][1:], text)
+        return self._literals.sub(lambda m: m[0] + MARK, text)
 
     def unprotect(self, text: str) -> str:
         """Remove the marks."""
@@ -225,6 +225,9 @@ def with_fixed_ids(state: dict[str, Any], more: Mapping[str, int]) -> Core:
 
 
 def _literals(contents: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern of all special tokens, longest first; one character cannot be broken and is left out."""
-    words = sorted((c for c in contents if len(c) > 1 and c != MARK), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, words))) if words else None
+    """A pattern of the first character of each special token; one of a single character cannot be broken.
+
+    It looks ahead instead of taking the whole, so that tokens which overlap in a text are all found.
+    """
+    words = sorted({c for c in contents if len(c) > 1 and c != MARK}, key=len, reverse=True)
+    return re.compile("|".join(f"{re.escape(w[0])}(?={re.escape(w[1:])})" for w in words)) if words else None

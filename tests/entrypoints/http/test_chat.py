@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
@@ -122,7 +123,9 @@ def test_templates_of_requests_need_permission(served: Served) -> None:
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        ([{"role": "tool", "content": "x"}], "tools do not speak here"),
+        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "tools do not speak here"),
+        ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
+        ([{"role": "user"}], "messages[0].content"),
         ([{"role": "banana", "content": "x"}], "role"),
         ([], "message"),
         ([{"content": "x"}], "role"),
@@ -170,7 +173,9 @@ def test_a_broken_template_is_named_without_its_stack() -> None:
         ({"guided_json": {"type": "object"}}, "guided_json"),
         ({"tools": "x"}, "tools"),
         ({"tools": ["x"]}, "tools[0]"),
-        ({"tools": [{"function": 5}]}, "tools"),
+        ({"tools": [{"function": 5}]}, "tools[0].function"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "tools[0].function.parameters"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(served: Served, body: dict, param: str) -> None:
@@ -180,6 +185,43 @@ def test_what_is_not_served_is_refused_by_name(served: Served, body: dict, param
     if param in ("response_format", "functions", "guided_json", "modalities"):
         assert "not available in this version" in error["message"]
     assert len(served.engine.seen) == before
+
+
+IGNORANT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/render", "/tokenize"])
+def test_what_the_template_drops_is_refused_or_said(path: str) -> None:
+    """F11, F15: on every route that renders a chat."""
+    with toy_server(template=IGNORANT) as served:
+
+        def ask(**body: Any) -> httpx.Response:
+            return served.http.post(path, json={"messages": [USER], **body})
+
+        check_error(ask(tools=[TOOL]), 400, param="tools")
+        check_error(ask(documents=[{"text": "d"}]), 400, param="documents")
+        check_error(ask(continue_final_message=True), 400, param="continue_final_message")
+        answer = ask(chat_template_kwargs={"mood": "calm"}, reasoning_effort="low")
+        told = ["mood changes nothing: the chat template has no such variable", "reasoning_effort changes nothing: the chat template has no such variable"]  # fmt: skip
+        assert answer.status_code == 200 and answer.json()["warnings"] == told
+        assert all(line in answer.headers[WARNING_HEADER] for line in told)
+        if path != "/tokenize":  # there is no choice to be made there
+            assert ask(tools=[TOOL], tool_choice="none").status_code == 200
+
+
+def test_broken_arguments_of_the_history_reach_the_model() -> None:
+    """F16."""
+    template = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Par'}}
+    chat = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "?"},
+    ]
+    with toy_server(template=template) as served:
+        answer = served.chat(messages=chat, max_tokens=1).json()
+        assert prompt_of(served) == 'hi{"city": "Par?'
+        assert any("messages[1].tool_calls[0].function.arguments" in w for w in answer["warnings"])
 
 
 NO_PRIORITY = {"heeds_priority": False}
@@ -249,7 +291,7 @@ def test_harmless_fields_of_other_clients_are_accepted(served: Served) -> None:
     """TOOL-05: client libraries send these always."""
     response = served.chat(
         tool_choice="none", user="me", metadata={"a": "b"}, store=False, parallel_tool_calls=True, functions=None,
-        service_tier="auto", reasoning_effort="low", modalities=["text"], max_tokens=1,
+        service_tier="auto", modalities=["text"], max_tokens=1,
     )  # fmt: skip
     assert response.status_code == 200 and WARNING_HEADER not in response.headers
 
