@@ -17,7 +17,7 @@ PREFIX = "OCTAVO_"
 NAMES = {
     "OCTAVO_CACHE": "Folder for pulled models; ~/.cache/octavo when not set.",
     "OCTAVO_DEBUG": "1: show the stack of an error that ends the program.",
-    "OCTAVO_PLUGINS": "Comma-separated plugins to load; not set: all, set and empty: none.",
+    "OCTAVO_PLUGINS": "Comma-separated plugins to load; not set: all, set and empty: none. One that is not installed ends the start.",
     "OCTAVO_CONFIG": "YAML file with options, as --config.",
 }
 

@@ -200,7 +200,7 @@ class DeviceConfig:
 class PluginConfig:
     """Installed packages that extend the engine; OCTAVO_PLUGINS selects them."""
 
-    require_plugin: tuple[str, ...] | None = option(None, "Plugin without which the start fails; may be repeated.", kind="list")  # fmt: skip
+    require_plugin: tuple[str, ...] | None = option(None, "Plugin of any group without which the start fails; may be repeated.", kind="list")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ from octavo.engine.client import CallTable
 from octavo.engine.loop import EngineLoop
 from octavo.engine.spawn import Process, start_process
 from octavo.engine.startup import StartupReport, build_core, executors
-from octavo.plugins.general import load_general
+from octavo.plugins.general import load_general, load_required
 from octavo.plugins.registry import load_target
 
 POLL_MS = 200
@@ -130,7 +130,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     code = 1
     try:
-        load_general(boot.plugins, boot.config.plugins.require_plugin or (), lambda line: sender.send(Log(line)))
+        required = boot.config.plugins.require_plugin or ()
+        load_general(boot.plugins, required, lambda line: sender.send(Log(line)))
+        load_required(required)
         started = build_core(
             boot.config,
             lambda line: sender.send(Log(line)),

@@ -58,13 +58,14 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One line of `explain()`: an entry, where it came from, and its state."""
+    """One line of `explain()`: an entry, the package it came from, and its state."""
 
     name: str
     target: str
     source: str
     state: State
     error: str | None = None
+    group: str = ""  # of entry points, of a plugin
 
 
 @dataclass(slots=True)
@@ -185,7 +186,7 @@ class Plugins:
 
         Does its work once; a failed scan or a failed plugin is tried again by the next call.
         """
-        self._find()
+        self.find()
         for entry in self._entries.values():
             if entry.state in (State.KNOWN, State.FAILED):
                 self._load_one(entry)
@@ -197,25 +198,28 @@ class Plugins:
         for name, function in self.load().items():
             try:
                 function(*args)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._entries[name].state, self._entries[name].error = State.FAILED, _one_line(error)
         self._check_required()
 
     def explain(self) -> tuple[Explained, ...]:
         """Every plugin found or asked for, with its state and error."""
-        return tuple(Explained(n, e.target, e.source, e.state, e.error) for n, e in self._entries.items())
+        return tuple(Explained(n, e.target, e.source, e.state, e.error, self.group) for n, e in self._entries.items())
 
     def notices(self) -> tuple[str, ...]:
         """Sentences worth a warning in the log: failures, missing names, plugins that were not asked for."""
         lines = []
         for found in self.explain():
             if found.state in (State.FAILED, State.MISSING):
-                lines.append(f"plugin {found.name!r} of {self.group} is not in use: {found.error}")
+                lines.append(f"plugin {found.name!r} is not in use {_origin(found)}: {found.error}")
             elif found.state is State.NOT_SELECTED and self._named_only:
-                lines.append(f"plugin {found.name!r} of {self.group} is installed but was not named, so it is not used")
+                lines.append(
+                    f"plugin {found.name!r} is installed but was not named, so it is not used {_origin(found)}"
+                )
         return tuple(lines)
 
-    def _find(self) -> None:
+    def find(self) -> None:
+        """Look which plugins there are, once; none is imported."""
         if self._scanned:
             return
         entries: dict[str, _Entry] = {}
@@ -234,14 +238,18 @@ class Plugins:
     def _load_one(entry: _Entry) -> None:
         try:
             entry.value, entry.state, entry.error = load_target(entry.target), State.LOADED, None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             entry.state, entry.error = State.FAILED, _one_line(error)
 
     def _check_required(self) -> None:
-        for name in self._required:
-            entry = self._entries[name]
-            if entry.state is not State.LOADED:
-                raise ConfigError(f"plugin {name!r} is required but not in use: {entry.error}")
+        for found in self.explain():
+            if found.name in self._required and found.state is not State.LOADED:
+                raise ConfigError(f"plugin {found.name!r} is required but not in use {_origin(found)}: {found.error}")
+
+
+def _origin(found: Explained) -> str:
+    """Where a plugin comes from, for messages: its group, and the package that one uninstalls."""
+    return f"({found.group}, from {found.source})" if found.source else f"({found.group})"
 
 
 def load_target(target: str) -> Any:

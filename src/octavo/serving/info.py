@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.base.types import UsageContext
+from octavo.plugins.registry import Explained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,3 +36,4 @@ class EngineInfo:
     kv_tiers: tuple[str, ...] = ()  # addresses of tiers
     has_kv_connector: bool = False  # one of the operator's own, which may read parameters of its own
     heeds_priority: bool = True  # False: first come, first served
+    plugins: tuple[Explained, ...] = ()  # that are installed, with their states in the front

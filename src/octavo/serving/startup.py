@@ -32,7 +32,8 @@ from octavo.inputs.tokenizer import Tokenizer, ends_of_generation, load_tokenize
 from octavo.kvcache.published import Scheme
 from octavo.observe.log import get_logger
 from octavo.observe.stats import StatsBook
-from octavo.plugins.general import load_general
+from octavo.plugins.general import load_general, load_required, with_required
+from octavo.plugins.registry import Explained
 from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.cache_feed import CacheFeed, Feed, NoFeed
 from octavo.serving.front import Front
@@ -58,6 +59,8 @@ class Prepared:
     renderer: Renderer
     eos_token_ids: tuple[int, ...]
     default_sampling: Mapping[str, Any]
+    selected: tuple[str, ...] | None  # plugins, as in `Env`
+    plugins: tuple[Explained, ...]  # that there are, with their states in this process
 
     @property
     def vocab_size(self) -> int:
@@ -103,7 +106,8 @@ class OnlineFront:
 def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
     """Find (or pull) the model and load what concerns text; nothing here is slow but a pull."""
     config = engine_config(given)
-    load_general(env.plugins, config.plugins.require_plugin or (), progress)
+    required = config.plugins.require_plugin or ()
+    plugins = load_general(env.plugins, required, progress)
     name = config.model.model or EMBEDDED_NAME
     path = pull_model(name, env, progress)
     facts = read_model_facts(str(path))
@@ -123,6 +127,8 @@ def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
         renderer=Renderer(tokenizer, template),
         eos_token_ids=tuple(i for i in eos if 0 <= i < facts.vocab_size),  # no other is ever sampled
         default_sampling=defaults,
+        selected=with_required(env.plugins, required),
+        plugins=plugins,
     )
 
 
@@ -165,14 +171,15 @@ def start_client(
             progress,
             sources=prepared.sources,
             sample_vocab_size=vocab,
-            plugins=env.plugins,
+            plugins=prepared.selected,
             debug=env.debug,
             process=process,
         )
         return client, client.wait_ready()
     with compute_settings():
+        load_required(prepared.config.plugins.require_plugin or ())
         started = build_core(
-            prepared.config, progress, sources=prepared.sources, sample_vocab_size=vocab, plugins=env.plugins
+            prepared.config, progress, sources=prepared.sources, sample_vocab_size=vocab, plugins=prepared.selected
         )
     return InprocClient(started.core), started.report
 
@@ -197,6 +204,7 @@ def _info(prepared: Prepared, report: StartupReport, usage: UsageContext) -> Eng
         kv_tiers=config.cache.tiers,
         has_kv_connector=bool(config.cache.kv_connector),
         heeds_priority=config.scheduler.scheduling_policy == "priority",
+        plugins=prepared.plugins,
     )
 
 
@@ -210,7 +218,7 @@ def open_offline(options: Mapping[str, Any], progress: Progress | None = None, e
     `options` are keywords by the schema's names.
     """
     env = env or read_env()
-    progress = progress or _warnings_only
+    progress = _each_warning_once(progress or _warnings_only)
     given = given_from_keywords(options, ENGINE_SECTIONS, env)
     for notice in given.notices:
         progress(f"{WARNING}{notice}")
@@ -242,6 +250,7 @@ def open_online(
 
     `process` is one that the caller has started ahead and ends if this fails; one is started here otherwise.
     """
+    progress = _each_warning_once(progress)
     own = process is None and engine_config(given).device.multiprocessing
     with process_ahead(own) as ahead:
         prepared = prepare(given, env, progress)
@@ -274,6 +283,19 @@ def _feed(config: EngineConfig, report: StartupReport) -> Feed:
         hash=config.cache.prefix_hash, hash_block_size=report.hash_block_size, block_size=report.first_block_size
     )
     return CacheFeed(scheme)
+
+
+def _each_warning_once(progress: Progress) -> Progress:
+    """The front and the engine's process load the same plugins, and find the same faults."""
+    told: set[str] = set()
+
+    def show(line: str) -> None:
+        if line not in told:
+            progress(line)
+        if line.startswith(WARNING):
+            told.add(line)
+
+    return show
 
 
 def _warnings_only(line: str) -> None:

@@ -15,13 +15,15 @@ from octavo.config.resolve import resolve
 from octavo.engine.startup import executors
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress
+from octavo.plugins.general import with_required
 
 
 def run(call: Call) -> int:
     """Print one line a setting: name, value, where it comes from, and why."""
     config = engine_config(call.given)
     path = pull_model(config.model.model or EMBEDDED_NAME, call.env, progress())
-    executor = executors().load("uni")(config.device.device, plugins=call.env.plugins)
+    plugins = with_required(call.env.plugins, config.plugins.require_plugin)
+    executor = executors().load("uni")(config.device.device, plugins=plugins)
     try:
         device = executor.probe()
     finally:

@@ -24,6 +24,7 @@ from octavo.entrypoints.commands.console import progress
 from octavo.executor.api import LoadReport, ProfileReport
 from octavo.inputs.tokenizer import tokenizer_warning
 from octavo.kvcache.groups import blocks_needed
+from octavo.plugins.general import with_required
 
 DEFAULT_LENGTHS = (512, 2048, 8192, 32768)
 
@@ -33,11 +34,12 @@ def run(call: Call) -> int:
     config = engine_config(call.given)
     path = pull_model(config.model.model or EMBEDDED_NAME, call.env, progress())
     facts = read_model_facts(str(path))
-    executor = executors().load("uni")(config.device.device, plugins=call.env.plugins)
+    plugins = with_required(call.env.plugins, config.plugins.require_plugin)
+    executor = executors().load("uni")(config.device.device, plugins=plugins)
     try:
         device = _device(executor.probe(), call.arguments.memory)
         resolved = resolve(config, facts, device, call.given.sources)
-        described = executor.describe(worker_config(resolved.config, facts, device, plugins=call.env.plugins))
+        described = executor.describe(worker_config(resolved.config, facts, device, plugins=plugins))
     finally:
         executor.stop()
     plan = make_plan(config, resolved, described, device, _lengths(call.arguments.lengths))

@@ -7,22 +7,20 @@ Does not know: what plugins do.
 import sys
 
 from octavo.entrypoints.commands.arguments import Call
-from octavo.plugins.general import GROUPS
-from octavo.plugins.registry import Plugins
+from octavo.plugins.general import GROUPS, try_all
 
 
 def run(call: Call) -> int:
-    """One line a plugin."""
-    found = False
-    for group, meaning in GROUPS.items():
-        plugins = Plugins(group, selected=call.env.plugins)
-        plugins.load()
-        for plugin in plugins.explain():
-            found = True
-            error = f": {plugin.error}" if plugin.error else ""
-            sys.stdout.write(f"{group}  {plugin.name}  {plugin.target or '-'}  {plugin.state}{error}\n")
-        if not plugins.explain():
-            sys.stdout.write(f"{group}  none ({meaning})\n")
-    if not found:
+    """One line a plugin: group, name, package, what it names, state, and why it is not in use."""
+    states = try_all(call.env.plugins)
+    for group in dict.fromkeys((*GROUPS, *(found.group for found in states))):
+        here = [found for found in states if found.group == group]
+        for found in here:
+            reason = f": {found.error}" if found.error else ""
+            line = (group, found.name, found.source or "-", found.target or "-", f"{found.state}{reason}")
+            sys.stdout.write("  ".join(line) + "\n")
+        if not here:
+            sys.stdout.write(f"{group}  none ({GROUPS[group]})\n")
+    if not states:
         sys.stdout.write("no plugin is installed\n")
     return 0

@@ -73,6 +73,10 @@ class AdminRoutes:
             default_sampling=dict(info.default_sampling),
         )
 
+    async def plugins(self, request: Request) -> Response:
+        """`GET /v1/plugins`: what is installed, and what became of it (PLG-3)."""
+        return json_response({"object": "list", "data": self._door.front.info.plugins})
+
     async def health(self, request: Request) -> Response:
         """`GET /health` and `/ping`: 200 while the engine lives, else 503."""
         if not self._door.front.engine.alive():

@@ -101,6 +101,7 @@ def _add_routes(app: FastAPI, door: Door) -> None:
     get("/v1/kv/events", CacheEventRoute(door).events)
     get("/v1/models", admin.models)
     get("/v1/models/{model:path}", admin.model)
+    get("/v1/plugins", admin.plugins)
     get("/health", admin.health)
     get("/ping", admin.health)
     get("/ready", admin.ready)
