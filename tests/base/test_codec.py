@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.base.codec import INLINE_BYTES, Decoder, Encoder, part_classes
+from octavo.base.codec import INLINE_BYTES, Decoder, Encoder, encode_outputs, part_classes
 from octavo.base.errors import ServerError
 from octavo.base.outputs import EngineOutputs, OutputPart, RequestDelta, StatsSnapshot
 from octavo.base.params import SamplingParams
@@ -100,3 +100,57 @@ def test_another_version_and_damage_are_refused_in_words():
             {"type": "EngineOutputs", "deltas": [{"request_id": "r", "parts": [{"type": "Odd"}]}]}
         )
         Decoder(EngineOutputs).decode([b"\x01" + bad])
+
+
+class Foreign(msgspec.Struct, frozen=True, tag="Foreign"):
+    """A part of a feature that the reader has not installed; it cannot be known by its base class."""
+
+    words: str
+
+
+def damaged_trip(message, kind):
+    """The trip, and what was lost on it."""
+    lost = {}
+    frames = [bytes(f) for f in Encoder().encode(message)]
+    return Decoder(kind, on_damaged=lambda request_id, why: lost.update({request_id: why})).decode(frames), lost
+
+
+def test_f31_an_answer_that_cannot_be_read_is_lost_alone():
+    """F31: one strange part made the whole message unreadable."""
+    arrays = LogprobArrays(
+        token_ids=np.zeros((2, 3), np.int32), logprobs=np.zeros((2, 3), np.float32),
+        ranks=np.zeros(2, np.int32), width=np.full(2, 3, np.int32),
+    )  # fmt: skip
+    fine = RequestDelta(request_id="fine", new_token_ids=(1, 2), logprobs=arrays, parts=(ToyOutputPart({"a": 1}),))
+    deltas = (
+        RequestDelta(request_id="odd", parts=(Foreign("x"),)),
+        fine,
+        RequestDelta(request_id="typo", finish="huh"),
+    )
+    outputs = EngineOutputs(deltas=deltas, stats=StatsSnapshot(seq=4))
+    got, lost = damaged_trip(outputs, EngineOutputs)
+    assert lost.keys() == {"odd", "typo"} and "Foreign" in lost["odd"]
+    assert [d.request_id for d in got.deltas] == ["fine"] and got.stats == StatsSnapshot(seq=4)
+    assert got.deltas[0].parts == fine.parts and got.deltas[0].logprobs.token_ids.shape == (2, 3)
+    with pytest.raises(ServerError):
+        trip(outputs, EngineOutputs)
+
+
+def test_f31_a_request_that_cannot_be_read_is_lost_alone():
+    """F31, the other way."""
+    sampling = SamplingParams()
+    requests = [EngineRequest(request_id=i, prompt_token_ids=(1,), sampling=sampling) for i in ("a", "b")]
+    odd = EngineRequest(request_id="odd", prompt_token_ids=(1,), sampling=sampling, parts=(Foreign("x"),))
+    got, lost = damaged_trip(Submit((requests[0], odd, requests[1])), Submit | Abort | Admin)
+    assert got == Submit(tuple(requests)) and lost.keys() == {"odd"}
+
+
+def test_f31_an_answer_that_cannot_be_sent_ends_with_an_error():
+    """F31: what a feature puts in an answer may be anything."""
+    odd = RequestDelta(request_id="odd", parts=(object(),))
+    outputs = EngineOutputs(deltas=(odd, RequestDelta(request_id="fine", new_token_ids=(7,))))
+    frames, lost = encode_outputs(Encoder(), outputs)
+    got = Decoder(EngineOutputs).decode([bytes(f) for f in frames])
+    assert lost == ("odd",)
+    assert got.deltas[0].finish is FinishReason.ERROR and "cannot be sent" in got.deltas[0].error
+    assert got.deltas[1].new_token_ids == (7,)

@@ -43,7 +43,7 @@ def test_a_server_and_its_engine_run_their_own_modules(folder):
         ("octavo.ops.probe", ("--help",)),
         ("octavo.bench.canned", ("0", "1")),
         ("octavo.inputs.tokenizer_hf", ("nowhere",)),
-        ("octavo.engine.process", ()),
+        ("octavo.engine.child", ()),
         ("pip", ("--version",)),
     ],
 )
@@ -57,7 +57,7 @@ def test_other_children_do_too(folder, module, arguments):
 
 def test_the_traps_are_traps(folder):
     """Without `-P` they are sprung: the tests above can fail."""
-    subprocess.run([sys.executable, "-m", "octavo.engine.process"], stdin=subprocess.DEVNULL, capture_output=True)
+    subprocess.run([sys.executable, "-m", "octavo.engine.child"], stdin=subprocess.DEVNULL, capture_output=True)
     assert (folder / "sprung").exists()
 
 

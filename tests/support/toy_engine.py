@@ -18,6 +18,7 @@ from octavo.base.outputs import EngineOutputs, RequestDelta, RequestTimes, Stats
 from octavo.base.requests import EngineRequest
 from octavo.base.step import LogprobArrays, PromptLogprobs
 from octavo.base.types import FinishReason
+from octavo.engine.pulse import Beat
 
 Rule = Callable[[EngineRequest, Sequence[int]], int]  # request, its output so far -> next token
 
@@ -53,6 +54,7 @@ class ToyClient:
         self._aborted: list[str] = []
         self._closing = False
         self._dead: Exception | None = None
+        self.said: Beat | None = None  # what it tells of how far it is
         self._seq = 0
         self._num_output = 0
         self._thread: threading.Thread | None = None
@@ -90,6 +92,12 @@ class ToyClient:
     def call(self, method: str, timeout_s: float = 30.0, **args: Any) -> Any:
         self.calls.append(method)
         return True
+
+    def beat(self) -> Beat | None:
+        return self.said
+
+    def give_up(self, error: Exception) -> None:
+        self._dead = EngineDead(str(error))
 
     def alive(self) -> bool:
         return self._dead is None and not self._closing

@@ -1,14 +1,15 @@
 """Messages to bytes and back: msgpack with tagged unions, a version byte, and arrays out of band.
 
 Promises: what is decoded equals what was encoded, whatever part types features registered; arrays of
-more than `INLINE_BYTES` travel as frames of their own without a copy; another version is refused.
+more than `INLINE_BYTES` travel as frames of their own without a copy; another version is refused; of a message with
+many requests in it, one that cannot be read or written harms no other.
 Does not know: sockets (see `engine.process`).
 
 Wire form: frame 0 is one version byte and a msgpack document; an array in it is an extension that holds
 dtype, shape and either its bytes or the number of the frame with them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -18,6 +19,7 @@ from octavo.base.errors import ServerError
 from octavo.base.outputs import EngineOutputs, OutputPart, RequestDelta
 from octavo.base.requests import EngineRequest, RequestPart, Submit
 from octavo.base.step import PlanPart, ResultPart, StepPlan, StepResult
+from octavo.base.types import FinishReason
 
 VERSION = 1
 INLINE_BYTES = 4096
@@ -26,6 +28,7 @@ _ARRAY_FRAME = 2
 
 Frame = bytes | bytearray | memoryview
 T = TypeVar("T")
+Damaged = Callable[[str, str], None]  # the id of a request whose share of a message is lost, and why
 
 
 class Encoder:
@@ -56,13 +59,42 @@ class Encoder:
         return msgspec.msgpack.Ext(_ARRAY_FRAME, msgspec.msgpack.encode((*header, len(self._frames))))
 
 
+def encode_outputs(encoder: Encoder, outputs: EngineOutputs) -> tuple[list[Frame], tuple[str, ...]]:
+    """Frames of one step's outputs, and the ids of requests whose share cannot be sent: each ends with an error
+    instead, and the engine should stop it."""
+    try:
+        return encoder.encode(outputs), ()
+    except Exception as error:  # whatever a feature put in there
+        fine, lost = [], []
+        for delta in outputs.deltas:
+            try:
+                encoder.encode(delta)
+                fine.append(delta)
+            except Exception as why:
+                lost.append(delta.request_id)
+                fine.append(lost_delta(delta.request_id, f"cannot be sent to the server: {why}"))
+        if not lost:
+            raise ServerError(f"a step's outputs cannot be sent: {error}") from error
+        return encoder.encode(msgspec.structs.replace(outputs, deltas=tuple(fine))), tuple(lost)
+
+
+def lost_delta(request_id: str, why: str) -> RequestDelta:
+    """What ends a request whose answer was lost on the way."""
+    text = f"an answer of the engine to this request {why}; this request ends here, others go on"
+    return RequestDelta(request_id=request_id, finish=FinishReason.ERROR, error=text)
+
+
 class Decoder(Generic[T]):
     """Decodes frames of messages of one type (a union of tagged structs, usually).
+
+    With `on_damaged`, a request of a `Submit` or a delta of `EngineOutputs` that cannot be read is left out of the
+    message and told there. Without it the whole message is refused.
 
     Owns: the msgpack decoder and the frames of the message being decoded. Not thread-safe.
     """
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: Any, on_damaged: Damaged | None = None) -> None:
+        self._on_damaged = on_damaged
         self._frames: Sequence[Frame] = ()
         self._decoder = msgspec.msgpack.Decoder(kind, dec_hook=self._typed, ext_hook=self._ext)
 
@@ -74,11 +106,39 @@ class Decoder(Generic[T]):
             raise ServerError(f"message of protocol version {found}, this process speaks {VERSION}")
         self._frames = frames
         try:
-            return revive(self._decoder.decode(head[1:]))  # type: ignore[no-any-return]
-        except msgspec.MsgspecError as error:
+            return self._read(head[1:])
+        except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, TypeError, ValueError) as error:
             raise ServerError(f"message cannot be decoded: {error}") from error
         finally:
             self._frames = ()
+
+    def _read(self, data: memoryview) -> T:
+        try:
+            return revive(self._decoder.decode(data))  # type: ignore[no-any-return]
+        except (msgspec.MsgspecError, ServerError):
+            if self._on_damaged is None or (salvaged := self._salvaged(data, self._on_damaged)) is None:
+                raise
+            return cast(T, salvaged)
+
+    def _salvaged(self, data: memoryview, on_damaged: Damaged) -> Any:
+        """The message with the requests in it that can be read; None when it is one without any."""
+        loose = msgspec.msgpack.Decoder(ext_hook=self._ext).decode(data)
+        tag = loose.get("type") if isinstance(loose, dict) else None
+        if tag == "EngineOutputs":
+            return self._typed_all(EngineOutputs, loose, "deltas", RequestDelta, on_damaged)
+        if tag == "Submit":
+            return self._typed_all(Submit, loose, "requests", EngineRequest, on_damaged)
+        return None
+
+    def _typed_all(self, kind: Any, loose: dict[str, Any], field: str, each: Any, on_damaged: Damaged) -> Any:
+        found = []
+        for item in loose.get(field, ()):
+            try:
+                found.append(_revive_parts(msgspec.convert(item, each, dec_hook=self._typed)))
+            except (msgspec.MsgspecError, ServerError, TypeError, ValueError) as error:
+                on_damaged(str(item["request_id"]), str(error))
+        rest = msgspec.convert({**loose, field: ()}, kind, dec_hook=self._typed)
+        return msgspec.structs.replace(rest, **{field: tuple(found)})
 
     def _ext(self, code: int, data: memoryview) -> Any:
         dtype, shape, payload = msgspec.msgpack.decode(bytes(data))

@@ -194,6 +194,12 @@ class DeviceConfig:
         True,
         "Run the engine core in a process of its own (--no-multiprocessing to debug); the Python class does so only when asked.",
     )
+    hang_timeout_s: float = option(
+        120.0,
+        "How long a server's engine may show no sign of life (no step ends, none computes) until its requests end with an "
+        "error and the server ends; a step that computes may take ten times as long; 0: for ever.",
+        unit="seconds",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

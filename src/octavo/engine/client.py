@@ -16,6 +16,9 @@ from octavo.base.outputs import EngineOutputs
 from octavo.base.requests import Abort, Admin, AdminReply, EngineRequest, Submit
 from octavo.engine.core import EngineCore
 from octavo.engine.loop import EngineLoop
+from octavo.engine.pulse import Beat
+
+GIVEN_UP_S = 1.0  # for the thread of an engine that was given up
 
 
 class EngineClient(Protocol):
@@ -36,8 +39,14 @@ class EngineClient(Protocol):
     def alive(self) -> bool:
         """False once the engine is gone."""
 
+    def beat(self) -> Beat | None:
+        """The latest that the engine has said of how far it is; None when it has said nothing yet."""
+
+    def give_up(self, error: Exception) -> None:
+        """The engine hangs: from now on it is dead, for this reason, and `close` does not wait for it."""
+
     def close(self) -> None:
-        """Stop the engine and free everything; may be called twice."""
+        """Stop the engine and free everything, within a bounded time; may be called twice."""
 
 
 class CallTable:
@@ -78,6 +87,10 @@ class CallTable:
             future.set_exception(error)
 
 
+def _ignore(_: object) -> None:
+    """Stands where no callback was given yet."""
+
+
 class InprocClient:
     """The engine core on a thread of this process: breakpoints work, no socket is needed (OPS-4).
 
@@ -90,14 +103,11 @@ class InprocClient:
         self._loop: EngineLoop | None = None
         self._error: Exception | None = None
         self._closed = False
+        self._on_death: Callable[[Exception], None] = _ignore
 
     def start(self, on_outputs: Callable[[EngineOutputs], None], on_death: Callable[[Exception], None]) -> None:
-        def died(error: Exception) -> None:
-            self._error = error
-            self._calls.fail(error)
-            on_death(error)
-
-        self._loop = EngineLoop(self._core, on_outputs=on_outputs, on_reply=self._calls.settle, on_death=died)
+        self._on_death = on_death
+        self._loop = EngineLoop(self._core, on_outputs=on_outputs, on_reply=self._calls.settle, on_death=self.give_up)
         self._loop.start()
 
     def submit(self, requests: tuple[EngineRequest, ...]) -> None:
@@ -116,14 +126,25 @@ class InprocClient:
     def alive(self) -> bool:
         return self._loop is not None and self._error is None and not self._closed
 
+    def beat(self) -> Beat | None:
+        return None if self._loop is None else self._loop.beat()
+
+    def give_up(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
+            self._calls.fail(error)
+            self._on_death(error)
+
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         if self._loop is None:
             self._core.stop()
-        else:
+        elif self._error is None:
             self._loop.stop()
+        else:
+            self._loop.stop(GIVEN_UP_S)
         self._calls.fail(EngineDead("the engine was closed"))
 
     def _living(self) -> EngineLoop:

@@ -151,6 +151,14 @@ class EngineCore:
             if self.step() is None:
                 time.sleep(SETTLE_POLL_S)
 
+    def healthy(self) -> bool:
+        """False once the worker is gone; from any thread."""
+        return self._executor.healthy()
+
+    def progress(self) -> tuple[int, float]:
+        """What the worker has done (it only grows) and its processor time in seconds; from any thread."""
+        return self._executor.progress()
+
     def stop(self) -> None:
         """Stop the executor."""
         self._executor.stop()

@@ -1,7 +1,7 @@
 """The thread that owns an engine core: messages in, outputs out, idle without spinning.
 
 Promises: only this thread touches the core; messages are handled in the order they came, between steps; an error
-of the core ends the loop once, reported to `on_death`.
+of the core ends the loop once, reported to `on_death`; how far it is can be seen from any thread (`beat`).
 Does not know: where messages come from (a queue is all it sees) or where outputs go.
 """
 
@@ -13,7 +13,9 @@ from collections.abc import Callable
 from octavo.base.errors import EngineDead, OctavoError
 from octavo.base.outputs import EngineOutputs
 from octavo.base.requests import Abort, Admin, AdminReply, Submit
+from octavo.base.threads import cpu_seconds
 from octavo.engine.core import EngineCore
+from octavo.engine.pulse import Beat
 
 Message = Submit | Abort | Admin
 _STOP = object()
@@ -22,7 +24,7 @@ _STOP = object()
 class EngineLoop:
     """Runs a core on one thread.
 
-    Owns: the thread and the inbox. The core belongs to the thread from `start` on.
+    Owns: the thread, the inbox, and the count of what it has done. The core belongs to the thread from `start` on.
     """
 
     def __init__(
@@ -40,6 +42,8 @@ class EngineLoop:
         self._on_death = on_death
         self._clock = clock
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._done = 0  # steps and messages
+        self._resting = False
         self._thread = threading.Thread(target=self._run, name="octavo-step", daemon=True)
 
     def start(self) -> None:
@@ -50,16 +54,28 @@ class EngineLoop:
         """Hand over a message; from any thread."""
         self._inbox.put(message)
 
-    def stop(self, timeout_s: float = 30.0) -> None:
-        """End the loop after the step under way and stop the core."""
+    def stop(self, timeout_s: float = 30.0) -> bool:
+        """End the loop after the step under way and stop the core; may be called again. False: it has not ended yet."""
         self._inbox.put(_STOP)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def beat(self) -> Beat:
+        """How far it is; from any thread, whatever this one does."""
+        now_s = self._clock()
+        resting = self._resting and self._inbox.empty()
+        healthy = self._thread.is_alive() and self._core.healthy()
+        if resting:
+            return Beat(now_s, resting, self._done, healthy=healthy)
+        steps, cpu_s = self._core.progress()
+        return Beat(now_s, resting, self._done + steps, cpu_s + cpu_seconds(self._thread.native_id or 0), healthy)
 
     def _run(self) -> None:
         try:
             while self._drain():
                 outputs = self._core.step()
+                self._done += 1
                 if outputs is not None and (outputs.deltas or outputs.stats or outputs.cache):
                     self._on_outputs(outputs)
             self._core.settle()
@@ -77,6 +93,7 @@ class EngineLoop:
             if message is _STOP:
                 return False
             self._handle(message)
+            self._done += 1
             try:
                 message = self._inbox.get_nowait()
             except queue.Empty:
@@ -88,11 +105,14 @@ class EngineLoop:
             if self._core.busy:
                 return self._inbox.get_nowait()
             deadline = self._core.next_deadline()
+            self._resting = True
             if deadline is None:
                 return self._inbox.get()
             return self._inbox.get(timeout=max(0.0, deadline - self._clock()))
         except queue.Empty:
             return None
+        finally:
+            self._resting = False
 
     def _handle(self, message: object) -> None:
         if isinstance(message, Submit):

@@ -1,24 +1,22 @@
-"""The engine in a process of its own: sockets and pipes around an `EngineLoop`, and the client that talks to it.
+"""The engine in a process of its own, and the client that talks to it.
 
 Promises: the parent learns of the child's death within a second and the child of the parent's; a start that fails
-gives the parent the error's own sentence; nothing is left behind (no process, no socket file).
+gives the parent the error's own sentence; a thread that fails says so and ends what it was there for; a stop takes a
+bounded time, whatever the child does; nothing is left behind (no process, no socket file).
 Does not know: the scheduler, or text.
 
-Protocol. The parent starts `python -m octavo.engine.process` (see `engine.spawn`) and writes one `Boot` message to its
+Protocol. The parent starts `python -m octavo.engine.child` (see `engine.spawn`) and writes one `Boot` message to its
 standard input, which stays open: its end means that the parent is gone. Two ZeroMQ pairs over `ipc://` in a private folder carry
-messages: parent PUSH -> child PULL (Submit, Abort, Admin, Bye) and child PUSH -> parent PULL (Log, Ready, Failed,
-EngineOutputs, AdminReply). Frames are those of `base.codec`.
+messages: parent PUSH -> child PULL (Submit, Abort, Admin, Bye) and child PUSH -> parent PULL (Log, Ready, Failed, Beat,
+EngineOutputs, AdminReply). Frames are those of `base.codec`. A request that cannot be read on either side ends alone.
 """
 
-import faulthandler
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
-import traceback
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -28,190 +26,28 @@ from typing import Any
 import msgspec
 import zmq
 
-from octavo.base.codec import Decoder, Encoder
-from octavo.base.errors import ConfigError, EngineDead, LoadError, OctavoError, ServerError
-from octavo.base.heap import give_back
-from octavo.base.outputs import EngineOutputs
-from octavo.base.requests import Abort, Admin, AdminReply, EngineRequest, Submit
+from octavo.base.codec import Decoder, Encoder, lost_delta
+from octavo.base.errors import ClientError, ConfigError, EngineDead, LoadError, OctavoError, ServerError
+from octavo.base.outputs import EngineOutputs, RequestDelta
+from octavo.base.requests import Abort, AdminReply, EngineRequest, Submit
 from octavo.config.schema import EngineConfig
 from octavo.engine.client import CallTable
-from octavo.engine.loop import EngineLoop
+from octavo.engine.messages import Boot, Bye, Down, Failed, Log, Ready, Up
+from octavo.engine.pulse import Beat
 from octavo.engine.spawn import Process, start_process
-from octavo.engine.startup import StartupReport, build_core, executors
-from octavo.plugins.general import load_general, load_required
-from octavo.plugins.registry import load_target
+from octavo.engine.startup import StartupReport
+from octavo.observe.log import get_logger
 
-POLL_MS = 200
+POLL_MS = 500
 CONNECT_TRIES = 50  # of POLL_MS each
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 20.0  # for one that shows that it is at it
+SILENT_S = 3.0  # at a stop, of one that shows nothing
 KILL_AFTER_S = 5.0
+DUMP_S = 0.5  # for the stacks of a process that is about to be killed
 
+logger = get_logger(__name__)
 
-class Boot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a child is started with."""
-
-    config: EngineConfig
-    folder: str  # where the socket files are
-    sources: dict[str, str] = {}
-    sample_vocab_size: int | None = None
-    plugins: tuple[str, ...] | None = ()
-    debug: bool = False
-
-
-class Bye(msgspec.Struct, frozen=True, tag=True):
-    """Parent to child: stop."""
-
-
-class Log(msgspec.Struct, frozen=True, tag=True):
-    """Child to parent: a line of start-up progress."""
-
-    line: str
-
-
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Child to parent: serving from now on."""
-
-    report: StartupReport
-    pid: int
-
-
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Child to parent: start-up failed, or the running engine did."""
-
-    kind: str
-    message: str
-
-
-Down = Submit | Abort | Admin | Bye
-Up = Log | Ready | Failed | EngineOutputs | AdminReply
 _ERRORS: dict[str, type[OctavoError]] = {"ConfigError": ConfigError, "LoadError": LoadError, "EngineDead": EngineDead}
-
-
-# ---- the child --------------------------------------------------------------------------------
-
-
-class _Sender:
-    """The child's outgoing socket, used by several threads in turn.
-
-    Owns: the socket and its lock.
-    """
-
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # a front that is slow for a moment must not stop the step
-        self._socket.connect(address)
-        self._encoder = Encoder()
-        self._lock = threading.Lock()
-
-    def send(self, message: Up) -> None:
-        with self._lock:
-            self._socket.send_multipart(self._encoder.encode(message), copy=False)
-
-    def close(self) -> None:
-        with self._lock:
-            self._socket.close()
-
-
-def main() -> int:
-    """Run an engine for the parent that started us."""
-    faulthandler.register(signal.SIGUSR1)  # where every thread stands, to standard error (OPS-3)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; Ctrl-C reaches the whole group
-    with suppress(Exception):  # slow, so it is done while the parent reads the model's files; told by `build_core`
-        load_target("octavo.platforms.lean:import_torch")()
-        executors().load("uni")
-    if not (data := _read_boot()):
-        return 0  # the parent is gone, or has no use for us
-    boot = msgspec.msgpack.decode(data, type=Boot)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    sender = _Sender(context, f"ipc://{boot.folder}/up")
-    stop = threading.Event()
-    threading.Thread(target=_watch_parent, args=(stop,), name="octavo-parent", daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    code = 1
-    try:
-        required = boot.config.plugins.require_plugin or ()
-        load_general(boot.plugins, required, lambda line: sender.send(Log(line)))
-        load_required(required)
-        started = build_core(
-            boot.config,
-            lambda line: sender.send(Log(line)),
-            sources=boot.sources,
-            sample_vocab_size=boot.sample_vocab_size,
-            plugins=boot.plugins,
-        )
-        loop = EngineLoop(
-            started.core,
-            on_outputs=sender.send,
-            on_reply=sender.send,
-            on_death=lambda error: _report_death(sender, error, stop, boot.debug),
-        )
-        loop.start()
-        give_back()
-        sender.send(Ready(started.report, os.getpid()))
-        _pump(context, f"ipc://{boot.folder}/down", loop, stop)
-        loop.stop()
-        code = 0
-    except OctavoError as error:
-        _debug(boot.debug)
-        sender.send(Failed(type(error).__name__, str(error)))
-    except Exception as error:  # the edge of the process: say it in one line, stack only on demand
-        _debug(boot.debug)
-        sender.send(Failed("ServerError", f"the engine could not start: {type(error).__name__}: {error}"))
-    finally:
-        sender.close()
-        context.term()
-    return code
-
-
-def _debug(on: bool) -> None:
-    if on:
-        traceback.print_exc(file=sys.stderr)
-
-
-def _report_death(sender: _Sender, error: Exception, stop: threading.Event, debug: bool) -> None:
-    if debug:
-        traceback.print_exception(error, file=sys.stderr)
-    sender.send(Failed("EngineDead", str(error)))
-    stop.set()
-
-
-def _read_boot() -> bytes:
-    stream = sys.stdin.buffer
-    size = int.from_bytes(stream.read(4), "little")
-    return stream.read(size)
-
-
-def _watch_parent(stop: threading.Event) -> None:
-    """Standard input ends when the parent does, however it died.
-
-    Read by descriptor: a buffered reader would hold its lock at interpreter exit.
-    """
-    while os.read(0, 4096):
-        pass
-    stop.set()
-    # A step may take long and native code cannot be interrupted: give it a moment, then go.
-    threading.Timer(STOP_TIMEOUT_S, os._exit, args=(3,)).start()
-
-
-def _pump(context: "zmq.Context[zmq.Socket[bytes]]", address: str, loop: EngineLoop, stop: threading.Event) -> None:
-    """Input thread (this one): decode messages and hand them to the loop until told to stop."""
-    socket = context.socket(zmq.PULL)
-    socket.connect(address)
-    decoder: Decoder[Down] = Decoder(Down)
-    try:
-        while not stop.is_set():
-            if not socket.poll(POLL_MS):
-                continue
-            message = decoder.decode(socket.recv_multipart())
-            if isinstance(message, Bye):
-                return
-            loop.put(message)
-    finally:
-        socket.close(linger=0)
-
-
-# ---- the parent -------------------------------------------------------------------------------
 
 
 def _ignore(_: object) -> None:
@@ -244,6 +80,10 @@ class SocketClient:
         self._closed = False
         self._on_outputs: Callable[[EngineOutputs], None] = _ignore
         self._on_death: Callable[[Exception], None] = _ignore
+        self._beat: Beat | None = None
+        self._heard_s = time.monotonic()
+        self._given_up = False
+        self._lost: list[RequestDelta] = []  # of the message being read
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._down = self._context.socket(zmq.PUSH)
         self._down.setsockopt(zmq.LINGER, 1000)
@@ -297,6 +137,15 @@ class SocketClient:
     def alive(self) -> bool:
         return self._error is None and not self._closed
 
+    def beat(self) -> Beat | None:
+        return self._beat
+
+    def give_up(self, error: Exception) -> None:
+        self._given_up = True
+        with suppress(OSError):
+            self._child.send_signal(signal.SIGUSR1)  # where it hangs, to standard error
+        self._died(error)
+
     def close(self) -> None:
         if self._closed:
             return
@@ -306,11 +155,12 @@ class SocketClient:
                 self._send(Bye())
         self._closed = True
         self._end_child(asked=serving)
-        self._receiver.join(5)
+        self._receiver.join(KILL_AFTER_S)
         self._calls.fail(EngineDead("the engine was closed"))
         with self._lock:
-            self._down.close()
-        self._context.term()
+            self._down.close(linger=0)
+        if not self._receiver.is_alive():  # else its socket is open, and this would wait for it without end
+            self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _send(self, message: Down) -> None:
@@ -322,39 +172,91 @@ class SocketClient:
             for _ in range(CONNECT_TRIES):
                 if self._down.poll(POLL_MS, zmq.POLLOUT) or self._child.poll() is not None:
                     break
+            if self._child.poll() is not None:  # the socket may take messages for a moment more
+                raise EngineDead("the engine process has ended")
             try:
-                self._down.send_multipart(self._encoder.encode(message), zmq.DONTWAIT, copy=False)
+                self._down.send_multipart(self._encode(message), zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 raise EngineDead("the engine process has ended") from None
 
+    def _encode(self, message: Down) -> Any:
+        try:
+            return self._encoder.encode(message)
+        except (TypeError, ValueError, OverflowError, NotImplementedError, RecursionError) as error:
+            raise ClientError(f"the request holds a value that cannot be sent to the engine: {error}") from None
+
     def _end_child(self, *, asked: bool) -> None:
-        """Wait for a child that was asked to stop; push one that was not, or does not."""
-        if not asked:
+        """Wait for a child that was asked to stop and is at it; push one that was not asked, or is not."""
+        if self._given_up:
+            time.sleep(DUMP_S)
+            self._child.kill()
+        elif asked:
+            self._wait_for_child()
+        else:
             self._child.terminate()
-        for grace_s, push in ((STOP_TIMEOUT_S if asked else KILL_AFTER_S, self._child.kill), (KILL_AFTER_S, None)):
-            try:
-                self._child.wait(grace_s)
-                break
-            except subprocess.TimeoutExpired:
-                if push is not None:
-                    push()
+        try:
+            self._child.wait(KILL_AFTER_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            with suppress(
+                subprocess.TimeoutExpired
+            ):  # the system itself holds it, in a call that cannot be interrupted
+                self._child.wait(KILL_AFTER_S)
         if self._child.stdin:
             self._child.stdin.close()
 
+    def _wait_for_child(self) -> None:
+        """Until it has ended, or shows no more that it is about to. (It is heard twice a second, and so within the first
+        one, also when this process did not run for a while.)"""
+        began_s = time.monotonic()
+        while self._child.poll() is None:
+            now_s = time.monotonic()
+            silent_s = now_s - max(self._heard_s, began_s + 1.0 - SILENT_S)
+            if now_s > began_s + STOP_TIMEOUT_S or silent_s > SILENT_S:
+                logger.warning("the engine process does not stop and is killed")
+                self._child.kill()
+                return
+            with suppress(subprocess.TimeoutExpired):
+                self._child.wait(POLL_MS / 1000)
+
     def _receive(self) -> None:
-        decoder: Decoder[Up] = Decoder(Up)
+        """The receive thread: it ends with the child, or with an error that everybody is told."""
+        try:
+            self._listen(Decoder(Up, on_damaged=self._note_lost))
+        except Exception as error:  # the edge of the thread: without it nobody hears anything any more
+            logger.exception("the thread octavo-receive, which listens to the engine, failed")
+            self._died(EngineDead(f"the thread octavo-receive, which listens to the engine, failed: {error}"))
+        finally:
+            self._up.close(linger=0)
+
+    def _listen(self, decoder: Decoder[Up]) -> None:
         while not self._closed or self._child.poll() is None:
             if self._up.poll(POLL_MS):
-                self._take(decoder.decode(self._up.recv_multipart()))
+                message = decoder.decode(self._up.recv_multipart())
+                self._heard_s = time.monotonic()
+                self._take(message)
+                self._end_lost()
             elif self._child.poll() is not None and not self._up.poll(0):
                 if not self._closed:
                     self._died(_exit_error(self._child.returncode))
-                break
-        self._up.close(linger=0)
+                return
+
+    def _note_lost(self, request_id: str, why: str) -> None:
+        logger.error("request %s: an answer of the engine cannot be read: %s", request_id, why)
+        self._lost.append(lost_delta(request_id, f"cannot be read: {why}"))
+
+    def _end_lost(self) -> None:
+        """End the requests whose share of a message could not be read, here and in the engine."""
+        if self._lost:
+            lost, self._lost = tuple(self._lost), []
+            self._on_outputs(EngineOutputs(deltas=lost))
+            self.abort(tuple(delta.request_id for delta in lost))
 
     def _take(self, message: Up) -> None:
         if isinstance(message, EngineOutputs):
             self._on_outputs(message)
+        elif isinstance(message, Beat):
+            self._beat = message
         elif isinstance(message, AdminReply):
             self._calls.settle(message)
         elif isinstance(message, Log):
@@ -392,7 +294,3 @@ def _exit_error(code: int | None) -> EngineDead:
         hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
         return EngineDead(f"the engine process was ended by {name}{hint}.")
     return EngineDead(f"the engine process ended unexpectedly with exit code {code}.")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,7 +20,7 @@ Process = subprocess.Popen[bytes]
 def start_process() -> Process:
     """A new engine process; it imports what it needs and waits to be told what to run."""
     return subprocess.Popen(
-        module_command("octavo.engine.process"),
+        module_command("octavo.engine.child"),
         stdin=subprocess.PIPE,
         stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
         env=compute_environment(),

@@ -105,7 +105,13 @@ class Executor(Protocol):
         """An administrative call, run between steps on every worker; the first worker's answer."""
 
     def healthy(self) -> bool:
-        """False once a worker is gone."""
+        """False once a worker is gone; from any thread."""
+
+    def progress(self) -> tuple[int, float]:
+        """Steps and calls done so far, and the processor time in seconds of the threads that do them; from any thread.
+
+        Whoever watches tells a long step from one that hangs by it (EXE-3).
+        """
 
     def stop(self) -> None:
         """End all workers and free everything; may be called twice."""

@@ -20,6 +20,7 @@ import torch
 from octavo.base.errors import EngineDead
 from octavo.base.kvspec import KVLayout
 from octavo.base.step import PlanPart, StepPlan, StepResult
+from octavo.base.threads import cpu_seconds
 from octavo.config.facts import DeviceFacts
 from octavo.executor import host
 from octavo.executor.api import LoadReport, ProfileReport, WorkerConfig
@@ -29,6 +30,17 @@ Job = Callable[[], None]
 Jobs = queue.SimpleQueue["Job | None"]
 
 STOPPED = "the executor was stopped"
+
+
+class _Meter:
+    """What the worker's thread has done, for others to see.
+
+    Owns: the count and the thread's number.
+    """
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.native_id = 0  # not started yet
 
 
 class UniprocHandle:
@@ -111,7 +123,8 @@ class UniprocExecutor:
         self._stopped = False
         self._flight: deque[UniprocHandle] = deque()
         self._jobs: Jobs = queue.SimpleQueue()
-        self._thread = threading.Thread(target=_work, args=(self._jobs,), name="octavo-worker", daemon=True)
+        self._meter = _Meter()
+        self._thread = threading.Thread(target=_work, args=(self._jobs, self._meter), name="octavo-worker", daemon=True)
         self._thread.start()
         weakref.finalize(self, self._jobs.put, None)  # an executor that is dropped takes its thread along
 
@@ -171,6 +184,10 @@ class UniprocExecutor:
         """False once a step failed as a whole, or the executor was stopped."""
         return self._failure is None and not self._stopped and self._thread.is_alive()
 
+    def progress(self) -> tuple[int, float]:
+        """Jobs done, and processor time of the worker's thread, which computes with the others."""
+        return self._meter.done, cpu_seconds(self._meter.native_id)
+
     def stop(self) -> None:
         """Finish the step under way, free everything and join the thread; may be called twice."""
         if self._stopped:
@@ -219,9 +236,11 @@ def _refuse() -> StepResult:
     raise EngineDead(STOPPED)
 
 
-def _work(jobs: Jobs) -> None:
-    """The thread: jobs in order until the end mark. It holds the queue only, so that the executor can be dropped."""
+def _work(jobs: Jobs, meter: _Meter) -> None:
+    """The thread: jobs in order until the end mark. It does not hold the executor, which can be dropped."""
+    meter.native_id = threading.get_native_id()
     with torch.inference_mode():
         while (job := jobs.get()) is not None:
             job()
+            meter.done += 1
             del job  # what it holds must not live until the next one comes

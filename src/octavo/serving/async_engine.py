@@ -1,7 +1,7 @@
 """One request in, a stream of outputs back, cancel anywhere: the engine for asynchronous doors.
 
 Promises: a request that cannot be served is refused before anything of it is sent (`open`); every stream ends,
-with its last output or with an error, even if the engine dies (OPS-11); a stream that is closed, cancelled or
+with its last output or with an error, even if the engine dies or hangs (OPS-11); a stream that is closed, cancelled or
 forgotten stops its request in the engine; two requests never mix, whatever ids their clients chose (ABT-02).
 Does not know: HTTP, chat, or where the engine runs.
 
@@ -10,7 +10,7 @@ came since the last one, and a reader that is slower than the engine gets severa
 """
 
 import asyncio
-import contextlib
+import logging
 import secrets
 import time
 from collections import deque
@@ -18,17 +18,18 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, Unpack
 
 from octavo.base.errors import EngineDead, OverloadedError
-from octavo.base.outputs import EngineOutputs, RequestOutput
+from octavo.base.outputs import CacheChanges, EngineOutputs, RequestOutput
 from octavo.base.params import SamplingParams
-from octavo.base.types import OutputKind
 from octavo.engine.client import EngineClient
+from octavo.engine.pulse import BEAT_S, Pulse
 from octavo.observe.log import get_logger
 from octavo.observe.stats import NullStats, StatsSink
-from octavo.outputs.assembler import OutputAssembler, merge
+from octavo.outputs.assembler import OutputAssembler
 from octavo.outputs.detokenizer import Decoder
 from octavo.serving.cache_feed import Feed, NoFeed
 from octavo.serving.info import EngineInfo
 from octavo.serving.intake import Intake, RequestIds, RequestOptions, check_answers
+from octavo.serving.stream import Mailbox, Stream
 
 if TYPE_CHECKING:
     from octavo.inputs.limits import Limits
@@ -39,148 +40,12 @@ ABORT_GRACE_S = 5.0  # an abort takes one step of the engine
 logger = get_logger(__name__)
 
 
-class _Mailbox:
-    """Where one stream's outputs wait for their reader. Used on the event loop only.
-
-    Owns: the waiting output, the error, and the reader's future.
-    """
-
-    __slots__ = ("_item", "_kind", "_waiter", "ended", "error", "request_id")
-
-    def __init__(self, request_id: str, kind: OutputKind) -> None:
-        self.request_id = request_id
-        self.ended = False  # nothing more will be put
-        self.error: str | None = None  # why the engine is gone
-        self._kind = kind
-        self._item: RequestOutput | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, output: RequestOutput) -> None:
-        self._item = output if self._item is None else merge(self._item, output, self._kind)
-        self.ended = output.finished
-        self._wake()
-
-    def fail(self, why: str) -> None:
-        self.error = why
-        self.ended = True
-        self._wake()
-
-    def end(self) -> None:
-        self.ended = True
-        self._item = None
-        self._wake()
-
-    def take(self) -> RequestOutput | None:
-        item, self._item = self._item, None
-        return item
-
-    async def wait(self) -> None:
-        """Until something was put; one reader at a time."""
-        if self._waiter is not None:
-            raise RuntimeError("a stream has one reader")
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-class Stream:
-    """One request's outputs, as they are made: an asynchronous iterator and context manager.
-
-    It ends after the output whose `finished` is true, or raises `EngineDead`. Closing it, cancelling the
-    task that waits in it, or dropping it before its end aborts the request.
-
-    Owns: the right to read its mailbox.
-    """
-
-    def __init__(self, mailbox: _Mailbox, abandon: Callable[[str], None], loop: asyncio.AbstractEventLoop) -> None:
-        self._mailbox = mailbox
-        self._abandon = abandon
-        self._loop = loop
-
-    @property
-    def request_id(self) -> str:
-        """The engine's own id of this request."""
-        return self._mailbox.request_id
-
-    def __aiter__(self) -> "Stream":
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        try:
-            output = await self._next()
-        except asyncio.CancelledError:
-            self._abandon(self.request_id)
-            raise
-        if output is None:
-            raise StopAsyncIteration
-        return output
-
-    async def next_within(self, timeout_s: float) -> RequestOutput | None:
-        """The next output, or None when none came in time, and the request goes on; for keep-alives.
-
-        Raises `StopAsyncIteration` after the last output.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                output = await self._next()
-        except TimeoutError:
-            return None
-        except asyncio.CancelledError:
-            self._abandon(self.request_id)
-            raise
-        if output is None:
-            raise StopAsyncIteration
-        return output
-
-    async def last(self) -> RequestOutput:
-        """Read to the end and give the last output."""
-        final: RequestOutput | None = None
-        async for output in self:
-            final = output
-        if final is None:
-            raise EngineDead("the request was closed before its first output")
-        return final
-
-    async def aclose(self) -> None:
-        """Stop the request if it still runs; may be called twice."""
-        self._abandon(self.request_id)
-
-    async def __aenter__(self) -> "Stream":
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
-    def __del__(self) -> None:
-        if not self._mailbox.ended and not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # closed in between
-                self._loop.call_soon_threadsafe(self._abandon, self.request_id)
-
-    async def _next(self) -> RequestOutput | None:
-        """The next output; None after the last one."""
-        box = self._mailbox
-        while True:
-            if (item := box.take()) is not None:
-                return item
-            if box.error is not None:
-                raise EngineDead(box.error)
-            if box.ended:
-                return None
-            await box.wait()
-
-
 class AsyncEngine:
     """The engine of one event loop.
 
     `id_prefix` tells this front's requests from other fronts'; a random one is made when it is not given.
 
-    Owns: the assembler, the open streams, and the outputs on their way from the client's thread.
+    Owns: the assembler, the open streams, the outputs on their way from the client's thread, and the engine's pulse.
     """
 
     def __init__(
@@ -203,13 +68,16 @@ class AsyncEngine:
         prefix = secrets.token_hex(4) + "-" if id_prefix is None else id_prefix
         self._intake = Intake(limits, info, RequestIds(prefix), clock)
         self._assembler = OutputAssembler(decoder)
-        self._streams: dict[str, _Mailbox] = {}  # by parent id
+        self._streams: dict[str, Mailbox] = {}  # by parent id
         self._waiting: set[str] = set()  # answers that have had no token yet
         self._inbox: deque[EngineOutputs] = deque()
         self._woken = False  # a drain is on its way
         self._loop: asyncio.AbstractEventLoop | None = None
         self._death: str | None = None
         self._admitting = True
+        self._pulse = Pulse()
+        self._watch: asyncio.Task[None] | None = None
+        self._dead = asyncio.Event()
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
 
@@ -217,15 +85,30 @@ class AsyncEngine:
         """Begin delivery on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._client.start(self._on_outputs, self._on_death)
+        self._watch = asyncio.create_task(self._keep_watch())
 
     async def stop(self) -> None:
-        """End every open stream with an error and free the engine; may be called twice."""
+        """End every open stream with an error and free the engine, which is not waited for when it does not react; may be
+        called twice."""
+        if self._watch is not None:
+            self._watch.cancel()
         self._die("the server is stopping")
+        if self.late and self._client.alive():
+            self._client.give_up(EngineDead("the engine did not react when the server stopped"))
         await asyncio.to_thread(self._client.close)
 
     def alive(self) -> bool:
         """False once the engine is gone."""
         return self._death is None and self._client.alive()
+
+    @property
+    def late(self) -> bool:
+        """True while the engine shows no sign of life: what it was sent may still be answered, or never."""
+        return self._pulse.late
+
+    async def death(self) -> None:
+        """Wait until the engine is gone."""
+        await self._dead.wait()
 
     @property
     def num_open(self) -> int:
@@ -249,7 +132,7 @@ class AsyncEngine:
         prepared = self._intake.prepare(input, params, options)
         opening = prepared.opening
         self._assembler.open(opening)
-        mailbox = _Mailbox(opening.parent_id, opening.params.output_kind)
+        mailbox = Mailbox(opening.parent_id, opening.params.output_kind)
         self._streams[opening.parent_id] = mailbox
         self._waiting.update(opening.request_ids)
         self._idle.clear()
@@ -319,6 +202,7 @@ class AsyncEngine:
             self._on_loop(self._drain_inbox)
 
     def _on_death(self, error: Exception) -> None:
+        logger.error("the engine is gone: %s", error)
         self._on_loop(self._die, str(error) or type(error).__name__)
 
     def _on_loop(self, call: Callable[..., None], *args: Any) -> None:
@@ -331,10 +215,39 @@ class AsyncEngine:
 
     # ---- on the event loop ----
 
+    async def _keep_watch(self) -> None:
+        """Feel the engine's pulse, and give it up when it is gone or hangs for too long."""
+        try:
+            while self._death is None:
+                await asyncio.sleep(BEAT_S)
+                was_late = self.late
+                self._pulse.feel(self._client.beat())
+                if self.late != was_late:
+                    level = logging.INFO if was_late else logging.WARNING
+                    logger.log(level, "the engine %s", "shows signs of life again" if was_late else self._silence())
+                if (why := self._pulse.over(self._info.hang_timeout_s)) is not None:
+                    self._give_up(EngineDead(why))
+        except Exception as error:  # nobody else would notice an engine that hangs
+            logger.exception("the watch over the engine failed")
+            self._give_up(EngineDead(f"the watch over the engine failed: {error!r}"))
+
+    def _silence(self) -> str:
+        limit_s = self._info.hang_timeout_s
+        then = f"; it is given up after {limit_s:g} s" if limit_s else ""
+        return f"shows no sign of life: it is frozen, or a step hangs{then}"
+
+    def _give_up(self, error: EngineDead) -> None:
+        self._client.give_up(error)
+        self._die(str(error))
+
     def _drain_inbox(self) -> None:
         self._woken = False  # before reading, so that what comes from now on wakes us again
-        while self._inbox:
-            self._dispatch(self._inbox.popleft())
+        try:
+            while self._inbox:
+                self._dispatch(self._inbox.popleft())
+        except Exception as error:  # the assembler keeps errors to their requests: here everybody is concerned
+            logger.exception("outputs of the engine could not be handed on")
+            self._give_up(EngineDead(f"outputs of the engine could not be handed on: {error!r}"))
 
     def _dispatch(self, outputs: EngineOutputs) -> None:
         if self._waiting:
@@ -356,14 +269,22 @@ class AsyncEngine:
         if outputs.stats is not None:
             self._stats.absorb(outputs.stats)
         if outputs.cache is not None:
-            self._feed.absorb(outputs.cache)
+            self._absorb(outputs.cache)
+
+    def _absorb(self, changes: CacheChanges) -> None:
+        try:
+            self._feed.absorb(changes)
+        except Exception:  # followers may come again and find nobody; requests have nothing to do with it
+            logger.exception("changes of the cache could not be told; nobody is told of them any more")
+            self._feed.close()
 
     def _die(self, why: str) -> None:
         """The engine is gone: nobody waits in silence."""
         if self._death is not None:
             return
-        self._drain_inbox()
         self._death = why
+        self._drain_inbox()
+        self._dead.set()
         self._stats.engine_died()
         self._feed.close()
         for mailbox in list(self._streams.values()):
@@ -388,7 +309,7 @@ class AsyncEngine:
         if ids:
             self._abort_in_engine(ids)
 
-    def _forget(self, mailbox: _Mailbox, request_ids: tuple[str, ...]) -> None:
+    def _forget(self, mailbox: Mailbox, request_ids: tuple[str, ...]) -> None:
         self._streams.pop(mailbox.request_id, None)
         self._waiting.difference_update(request_ids)
         if not self._streams:

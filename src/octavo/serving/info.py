@@ -31,6 +31,7 @@ class EngineInfo:
     engine_seed: int = 0
     usage: UsageContext = UsageContext.API_SERVER
     max_waiting_requests: int = 2048
+    hang_timeout_s: float = 0.0  # after which an engine without a sign of life is given up; 0: never
     kv_role: str | None = None
     moves_kv: bool = False  # requests can say where their KV comes from or goes
     kv_tiers: tuple[str, ...] = ()  # addresses of tiers

@@ -199,6 +199,7 @@ def _info(prepared: Prepared, report: StartupReport, usage: UsageContext) -> Eng
         engine_seed=config.model.seed,
         usage=usage,
         max_waiting_requests=config.scheduler.max_waiting_requests,
+        hang_timeout_s=config.device.hang_timeout_s,
         kv_role=config.cache.kv_role,
         moves_kv=config.cache.transfer_option is not None,
         kv_tiers=config.cache.tiers,

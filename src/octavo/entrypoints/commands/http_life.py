@@ -19,17 +19,39 @@ from octavo.config.schema import ServerConfig
 from octavo.entrypoints.http.gate import Gate
 
 CUT_S = 2.0  # for the errors to reach their clients
+TICK_S = 1.0
+UVICORN_TICK_S = 0.1  # what its counter counts
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: a clean stop exits with 0.
+    """uvicorn without its own signal handlers, so that a clean stop exits with 0, and with a tenth of its ticks: an idle
+    server sleeps.
 
-    Owns: what uvicorn owns.
+    Owns: what uvicorn owns, and the end of its sleep.
     """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._leaving = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def leave(self, *, at_once: bool = False) -> None:
+        """End; `at_once` without waiting for connections."""
+        self.should_exit = True
+        self.force_exit = self.force_exit or at_once
+        self._leaving.set()
+
+    async def main_loop(self) -> None:
+        """Tick (dates in headers change) until the end."""
+        counter = 0
+        while not await self.on_tick(counter):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._leaving.wait()
+            counter += round(TICK_S / UVICORN_TICK_S)
 
 
 class Life:
@@ -59,7 +81,7 @@ class Life:
 
     def end(self) -> None:
         """Leave soon."""
-        self._http.should_exit = True
+        self._http.leave()
 
     async def serve(self, listener: socket.socket, what: str) -> None:
         """Say that it is ready, and serve until the end."""
@@ -75,7 +97,7 @@ class Life:
     def _signalled(self) -> None:
         """First signal: stop admission and drain; second: leave at once."""
         if self._stopping.is_set():
-            self._http.should_exit = self._http.force_exit = True
+            self._http.leave(at_once=True)
         self._stopping.set()
 
     async def _drain(self) -> None:
@@ -83,8 +105,12 @@ class Life:
         await self._stopping.wait()
         self._gate.stop()
         limit_s = self._drain_timeout_s
-        sys.stderr.write(f"octavo: stopping; {self._gate.num_active} requests may take up to {limit_s:g} s to finish\n")
-        if not await self._gate.drained(limit_s):
-            sys.stderr.write(f"octavo: {self._gate.cut()} requests were cut short\n")
-            await self._gate.drained(CUT_S)
-        self._http.should_exit = True
+        try:
+            sys.stderr.write(
+                f"octavo: stopping; {self._gate.num_active} requests may take up to {limit_s:g} s to finish\n"
+            )
+            if not await self._gate.drained(limit_s):
+                sys.stderr.write(f"octavo: {self._gate.cut()} requests were cut short\n")
+                await self._gate.drained(CUT_S)
+        finally:  # whatever went wrong (nobody may read standard error any more), a stop is a stop
+            self._http.leave()

@@ -1,7 +1,7 @@
 """The server behind `octavo serve`: its life from the engine's start to the last answer.
 
 Promises: SIGTERM and Ctrl-C drain running requests within the limit and exit with 0; a dead engine ends the server
-with 1.
+with 1, as does one that hangs for too long.
 Does not know: routes (see `entrypoints.http.app`).
 """
 
@@ -18,10 +18,11 @@ from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress, summary
 from octavo.entrypoints.commands.http_life import Life
 from octavo.entrypoints.http.app import create_app
+from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.info import EngineInfo
 from octavo.serving.startup import OnlineFront, open_online
 
-WATCH_S = 0.25
+TELL_S = 0.5  # for errors to reach clients
 
 
 def run(call: Call, config: ServerConfig, listener: socket.socket, process: Process | None) -> int:
@@ -50,7 +51,7 @@ async def _serve(online: OnlineFront, server: ServerConfig, listener: socket.soc
     app = create_app(online.front, server)
     life = Life(app, app.state.gate, server)
     await online.front.engine.start()
-    watch = asyncio.create_task(_watch(online, life))
+    watch = asyncio.create_task(_end_with(online.front.engine, life))
     try:
         await life.serve(listener, f"(model {online.front.info.served_names[0]})")
     finally:
@@ -63,9 +64,8 @@ async def _serve(online: OnlineFront, server: ServerConfig, listener: socket.soc
     return 0
 
 
-async def _watch(online: OnlineFront, life: Life) -> None:
+async def _end_with(engine: AsyncEngine, life: Life) -> None:
     """End the server soon after the engine's death; open streams have got their error by then."""
-    while online.front.engine.alive():
-        await asyncio.sleep(WATCH_S)
-    await asyncio.sleep(2 * WATCH_S)
+    await engine.death()
+    await asyncio.sleep(TELL_S)
     life.end()

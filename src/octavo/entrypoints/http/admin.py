@@ -1,7 +1,7 @@
 """Routes about the server itself: models, health, readiness, metrics, load, cache reset (OPS-6, OPS-10, OPS-11).
 
-Promises: `/health` is red as soon as the engine is gone, `/ready` also while stopping; a scrape never
-waits for the engine.
+Promises: `/health` is red as soon as the engine is gone and within 2 s of its first sign of life that does not come,
+`/ready` also while stopping; a probe or a scrape never waits for the engine.
 Does not know: how figures are gathered.
 """
 
@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import octavo
-from octavo.base.errors import EngineDead
 from octavo.entrypoints.http.door import Door
 from octavo.entrypoints.http.wire import json_response
 from octavo.observe.prometheus import CONTENT_TYPE, PrometheusText
@@ -78,14 +77,14 @@ class AdminRoutes:
         return json_response({"object": "list", "data": self._door.front.info.plugins})
 
     async def health(self, request: Request) -> Response:
-        """`GET /health` and `/ping`: 200 while the engine lives, else 503."""
-        if not self._door.front.engine.alive():
-            raise EngineDead("the engine is gone; the server must be restarted")
+        """`GET /health` and `/ping`: 200 while the engine lives and gets on, else 503."""
+        self._door.check_lively()
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """`GET /ready`: 200 when new requests are taken, 503 when stopping or dead."""
+        """`GET /ready`: 200 when new requests are taken and will be answered; 503 when stopping, silent or dead."""
         self._door.check_alive()
+        self._door.check_lively()
         return json_response({"status": "ready"})
 
     async def version(self, request: Request) -> Response:

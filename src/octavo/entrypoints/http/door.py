@@ -15,7 +15,7 @@ from octavo.base.errors import EngineDead, NotFoundError
 from octavo.config.schema import ServerConfig
 from octavo.entrypoints.http.body import read_object
 from octavo.entrypoints.http.edge import clean_id
-from octavo.entrypoints.http.errors import ServerStopping
+from octavo.entrypoints.http.errors import EngineSilent, ServerStopping
 from octavo.entrypoints.http.fields import read_fields
 from octavo.entrypoints.http.gate import Gate
 from octavo.entrypoints.http.logprobs import Bytes
@@ -68,6 +68,14 @@ class Door:
             raise ServerStopping
         if not self.front.engine.alive():
             raise EngineDead("the engine is gone; the server must be restarted")
+
+    def check_lively(self) -> None:
+        """Raise `EngineDead` or `EngineSilent` (503) while nobody can tell that the engine will answer."""
+        engine = self.front.engine
+        if not engine.alive():
+            raise EngineDead("the engine is gone; the server must be restarted")
+        if engine.late:
+            raise EngineSilent
 
     def client_id(self, request: Request, from_body: str | None) -> str:
         """What the client calls this request: for logs only, never an internal id (ABT-02)."""

@@ -38,6 +38,13 @@ class ServerStopping(ServerError):
         super().__init__(message)
 
 
+class EngineSilent(ServerError):
+    """The engine shows no sign of life; it may go on, or be given up (OPS-11)."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine shows no sign of life; it is frozen, or a step hangs")
+
+
 class NoInstance(ServerError):
     """No server behind a router takes requests, or, with `failed`, none that was asked gave an answer."""
 
@@ -87,6 +94,8 @@ def answer(error: Exception) -> ErrorAnswer:
     if isinstance(error, NoInstance):
         status, code = (502, "instance_failed") if error.failed else (503, "no_instance")
         return _make(status, str(error), "server_error", code=code, retry_s=OVERLOADED_RETRY_S)
+    if isinstance(error, EngineSilent):
+        return _make(503, str(error), "server_error", code="engine_silent")
     if isinstance(error, EngineDead):
         message = str(error) or "the engine is gone; the server must be restarted"
         return _make(503, message, "server_error", code="engine_dead", retry_s=STOPPING_RETRY_S)

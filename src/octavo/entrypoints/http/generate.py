@@ -27,8 +27,9 @@ from octavo.entrypoints.http.sse import EventStream, until_gone
 from octavo.entrypoints.http.transfer import transfer_hint
 from octavo.entrypoints.http.wire import Usage, json_response, make_usage
 from octavo.inputs.renderer import EngineInput
-from octavo.serving.async_engine import AsyncEngine, Stream
+from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.info import EngineInfo
+from octavo.serving.stream import Stream
 
 Indexed = tuple[int, RequestOutput]  # which prompt of the request, and what came for it
 
