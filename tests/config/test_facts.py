@@ -96,7 +96,8 @@ def test_rotary_scaling_reads_the_same_from_every_layout(tmp_path: Path, layout:
 def test_rotary_parameters_default_when_nothing_is_said(tmp_path: Path) -> None:
     assert facts_with(tmp_path, rope_parameters=None, rope_theta=2e4).rope == RopeFacts(theta=2e4)
     assert facts_with(tmp_path, rope_parameters=None).rope == RopeFacts(theta=1e4)
-    assert facts_with(tmp_path, rope_parameters=None, partial_rotary_factor=0.5).rope.partial == 0.5
+    assert facts_with(tmp_path, rope_parameters=None, partial_rotary_factor=0.5, model_type="phi").rope.partial == 0.5
+    assert facts_with(tmp_path, rope_parameters=None, partial_rotary_factor=0.5).rope.partial == 1.0  # as Llama's code
 
 
 def test_yarn_takes_the_trained_length_from_where_it_is(tmp_path: Path) -> None:

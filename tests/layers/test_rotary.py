@@ -19,6 +19,7 @@ SCALINGS = [
     ("dynamic", {"factor": 2.0}),
     ("llama3", LLAMA3),
     ("llama3", {**LLAMA3, "factor": 32.0, "high_freq_factor": 2.0}),
+    ("proportional", {"factor": 2.0}),
     ("yarn", YARN),
     ("yarn", {**YARN, "factor": None}),
     ("yarn", {**YARN, "attention_factor": 0.8}),
@@ -103,6 +104,6 @@ def test_a_gguf_file_may_bring_divisors_of_the_frequencies():
 def test_unknown_kinds_and_missing_keys_are_named():
     with pytest.raises(LoadError, match="'spiral' is not supported; there are default, dynamic"):
         RotaryTable(RopeFacts(kind="spiral"), 8, 64, 10, gather=reference.gather_rows)
-    for kind in set(KINDS) - {"default"}:
+    for kind in set(KINDS) - {"default", "proportional"}:
         with pytest.raises(LoadError, match=f"kind '{kind}' lacks the key '"):
             inverse_frequencies(Turning(RopeFacts(kind=kind), 8, 64, 10))

@@ -14,9 +14,17 @@ class RopeFacts:
     """Rotary embedding of a model. `scaling` holds the checkpoint's own keys for its `kind`."""
 
     theta: float = 10000.0
-    kind: str = "default"  # default, linear, dynamic, llama3, yarn, ...
+    kind: str = "default"  # default, linear, dynamic, llama3, yarn, longrope, proportional
     partial: float = 1.0  # share of the head that is rotated
     scaling: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def grows(self) -> bool:
+        """True for kinds that turn a whole sequence in another way once it is longer than the model was trained for.
+
+        Keys in the cache stay turned as they were, so such sequences are not served.
+        """
+        return self.kind in ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,8 @@ def gguf_facts(path: Path) -> ModelFacts:
     heads, hidden = keys.count("attention.head_count"), keys.count("embedding_length")
     head_dim = keys.count("attention.key_length", hidden // heads)
     num_layers = keys.count("block_count")
+    rope = _rope(keys, head_dim, file)
+    trained = rope.scaling.get("original_max_position_embeddings", keys.count("context_length"))
     return ModelFacts(
         source=str(path),
         format="gguf",
@@ -58,10 +60,10 @@ def gguf_facts(path: Path) -> ModelFacts:
         num_heads=heads,
         num_kv_heads=keys.count("attention.head_count_kv", heads),
         head_dim=head_dim,
-        max_position=keys.count("context_length"),
+        max_position=min(keys.count("context_length"), trained) if rope.grows else keys.count("context_length"),
         dtype=_dtype(file),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon", 1e-6),
-        rope=_rope(keys, head_dim),
+        rope=rope,
         layer_windows=(keys.optional("attention.sliding_window"),) * num_layers,
         tie_embeddings="output.weight" not in tensors,
         attention_bias="blk.0.attn_q.bias" in tensors,
@@ -110,19 +112,41 @@ def _quantization(file: GGUFFile) -> Mapping[str, Any] | None:
     return {"quant_method": "gguf", "types": dict(counts.most_common())} if counts else None
 
 
-def _rope(keys: "_Keys", head_dim: int) -> RopeFacts:
+def _rope(keys: "_Keys", head_dim: int, file: GGUFFile) -> RopeFacts:
     """Llama 3's scaling is not here: GGUF has it worked out, as the tensor `rope_freqs.weight`."""
     theta = keys.number("rope.freq_base", 10000.0)
     partial = keys.count("rope.dimension_count", head_dim) / head_dim
     kind = str(keys.get("rope.scaling.type") or "none")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0))
+    if kind == "longrope" or _SHORT_FACTORS in file.tensors:
+        return RopeFacts(theta=theta, kind="longrope", partial=partial, scaling=_longrope(keys, file))
     if kind == "yarn":
         return RopeFacts(theta=theta, kind="yarn", partial=partial, scaling=_yarn(keys, factor))
     if kind not in ("none", "linear"):
         raise LoadError(f"{keys.path} has rotary scaling {kind!r}, which is not supported for GGUF files")
+    if keys.number("rope.scaling.attn_factor", 1.0) != 1.0:
+        raise LoadError(f"{keys.path} has rotary scaling {kind!r} with an attn_factor, which is not supported")
     if factor in (0.0, 1.0) or (kind == "none" and keys.get("rope.scaling.type")):
         return RopeFacts(theta=theta, partial=partial)
     return RopeFacts(theta=theta, kind="linear", partial=partial, scaling={"factor": factor})
+
+
+_SHORT_FACTORS: Final = "rope_factors_short.weight"
+
+
+def _longrope(keys: "_Keys", file: GGUFFile) -> dict[str, Any]:
+    """Hugging Face's names; the factors are tensors of the file."""
+    found = file.tensors.get(_SHORT_FACTORS)
+    if found is None or found.type.name != "F32":
+        raise LoadError(f"{keys.path} has rotary scaling 'longrope' and no tensor {_SHORT_FACTORS!r} of type F32")
+    declared = keys.count("context_length")
+    original = keys.count("rope.scaling.original_context_length", declared)
+    return {
+        "short_factor": found.data.view(np.float32).tolist(),
+        "original_max_position_embeddings": original,
+        "factor": declared / original,
+        "attention_factor": keys.number("rope.scaling.attn_factor", 1.0),
+    }
 
 
 def _yarn(keys: "_Keys", factor: float) -> dict[str, float]:

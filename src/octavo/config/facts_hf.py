@@ -26,8 +26,9 @@ _WINDOW_SWITCHED: Final = frozenset({"qwen2", "qwen3"})  # sliding_window counts
 _WINDOW_IGNORED: Final = frozenset({"llama"})  # the reference code does not look at sliding_window
 _QKV_BIAS_ALWAYS: Final = frozenset({"qwen2"})
 _QK_NORM: Final = frozenset({"qwen3"})
-_SCALED_LENGTH: Final = frozenset({"linear", "dynamic", "yarn"})  # kinds whose factor stretches the context
-_TRAINED_LENGTH: Final = frozenset({"dynamic", "yarn", "longrope", "llama3"})  # kinds that need the length before
+_SCALED_LENGTH: Final = frozenset({"linear", "yarn"})  # kinds whose factor stretches the context
+_TRAINED_LENGTH: Final = frozenset({"yarn", "longrope", "llama3"})  # kinds that need the length before
+_PARTIAL_IGNORED: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # the reference code turns whole heads
 _ROPE_NUMBERS: Final = frozenset({
     "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "attention_factor", "beta_fast",
     "beta_slow", "mscale", "mscale_all_dim",
@@ -169,7 +170,7 @@ def _quantization(keys: _Keys) -> Mapping[str, Any] | None:
 
 
 def _rope(keys: _Keys) -> RopeFacts:
-    given = keys.values.get("rope_parameters") or keys.values.get("rope_scaling") or {}
+    given = keys.values.get("rope_scaling") or keys.values.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
         raise LoadError(f"{keys.file}: rope_parameters must be an object, got {given!r}")
     nested = [v for v in given.values() if isinstance(v, Mapping)]
@@ -178,25 +179,51 @@ def _rope(keys: _Keys) -> RopeFacts:
             raise LoadError(f"{keys.file} has different rotary parameters by layer, which is not supported")
         given = nested[0]
     scaling = dict(given)
-    kind = str(scaling.pop("rope_type", None) or scaling.pop("type", None) or "default")
+    kind = str(scaling.pop("rope_type", None) or scaling.get("type") or "default")
     scaling.pop("type", None)
     kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)
     theta = _first(scaling.pop("rope_theta", None), keys.values.get("rope_theta"), 10000.0)
     partial = _first(scaling.pop("partial_rotary_factor", None), keys.values.get("partial_rotary_factor"), 1.0)
-    if kind in _TRAINED_LENGTH:
-        outside = keys.values.get("original_max_position_embeddings")  # wins where it is there (Phi 3)
-        inside = scaling.get("original_max_position_embeddings")
-        scaling["original_max_position_embeddings"] = _first(outside, inside, keys.count("max_position_embeddings"))
     if not is_number(theta) or not is_number(partial) or theta <= 0 or not 0 < partial <= 1:
         raise LoadError(
             f"{keys.file}: rope_theta must be above 0 and partial_rotary_factor in 0..1, got {theta!r:.40} and "
             f"{partial!r:.40}"
         )
+    _add_lengths(keys, kind, scaling)
     _check_scaling(keys, scaling)
-    return RopeFacts(theta=float(theta), kind=kind, partial=float(partial), scaling=scaling)
+    return RopeFacts(theta=float(theta), kind=kind, partial=_partial(keys, kind, float(partial)), scaling=scaling)
+
+
+def _add_lengths(keys: _Keys, kind: str, scaling: dict[str, Any]) -> None:
+    """The length before scaling, and the factor between the lengths where only they are given."""
+    if kind not in _TRAINED_LENGTH:
+        return
+    outside = keys.values.get("original_max_position_embeddings")  # wins where it is there (Phi 3)
+    inside, declared = scaling.get("original_max_position_embeddings"), keys.count("max_position_embeddings")
+    original = _first(outside, inside, declared)
+    scaling["original_max_position_embeddings"] = original
+    if kind != "llama3" and scaling.get("factor") is None and is_number(original) and original > 0:
+        scaling["factor"] = declared / original
+
+
+def _partial(keys: _Keys, kind: str, partial: float) -> float:
+    """The share of a head that is turned, as the reference code of these models has it."""
+    if partial == 1.0 or kind == "proportional" or keys.values.get("model_type") not in _PARTIAL_IGNORED:
+        return partial
+    if kind == "default":
+        return 1.0
+    raise LoadError(
+        f"{keys.file}: partial_rotary_factor {partial:g} with rotary scaling {kind!r} is not supported for "
+        f"{keys.values.get('model_type')} models, whose heads turn whole"
+    )
 
 
 def _check_scaling(keys: _Keys, scaling: Mapping[str, Any]) -> None:
+    for name in ("short_factor", "long_factor"):
+        if name in scaling and not (
+            isinstance(scaling[name], list) and all(is_number(v) and v > 0 for v in scaling[name])
+        ):
+            raise LoadError(f"{keys.file}: {name} of the rotary embedding must be a list of numbers above 0")
     for name in _ROPE_NUMBERS & scaling.keys():
         value = scaling[name]
         if value is not None and (not is_number(value) or (name == "factor" and value <= 0)):
@@ -208,11 +235,17 @@ def _first(*values: Any) -> Any:
 
 
 def _max_position(keys: _Keys, rope: RopeFacts) -> int:
-    """The declared length, or what the rotary scaling stretches the trained length to."""
+    """The declared length, or what the rotary scaling stretches the trained length to.
+
+    Where the scaling changes as a sequence grows (`RopeFacts.grows`), the length up to which it does not.
+    """
     declared, factor = keys.count("max_position_embeddings"), rope.scaling.get("factor")
+    original = rope.scaling.get("original_max_position_embeddings", declared)
+    if rope.kind == "longrope":
+        return min(declared, int(original))
     if rope.kind not in _SCALED_LENGTH or not isinstance(factor, int | float):
         return declared
-    return max(declared, int(rope.scaling.get("original_max_position_embeddings", declared) * factor))
+    return max(declared, int(original * factor))
 
 
 def _windows(keys: _Keys, model_type: str, num_layers: int) -> tuple[int | None, ...]:

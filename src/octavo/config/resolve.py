@@ -108,11 +108,17 @@ def _quantization(s: _State) -> list[Decision]:
 
 
 def _max_model_len(s: _State) -> list[Decision]:
-    limit, asked = s.facts.max_position, s.config.model.max_model_len
+    limit, asked, rope = s.facts.max_position, s.config.model.max_model_len, s.facts.rope
     if asked is None:
-        return [Decision("model.max_model_len", None, limit, "the model's own limit")]
+        why = f"what the model was trained for; its rotary scaling {rope.kind!r} is not supported beyond"
+        return [Decision("model.max_model_len", None, limit, why if rope.grows else "the model's own limit")]
     if asked < 2:
         raise ConfigError(f"--max-model-len must be at least 2 tokens, got {asked}.")
+    if asked > limit and rope.grows:
+        raise ConfigError(
+            f"--max-model-len {asked} is more than the {limit} positions that the model was trained for: beyond them its "
+            f"rotary scaling {rope.kind!r} turns cached keys in another way, which is not supported; use at most {limit}."
+        )
     if asked > limit:
         raise ConfigError(f"--max-model-len {asked} is more than the model's {limit} positions; use at most {limit}.")
     return []

@@ -34,10 +34,14 @@ class Turning:
     def scaling(self) -> Mapping[str, Any]:
         return self.rope.scaling
 
+    def waves(self, stretch: float = 1.0) -> torch.Tensor:
+        """What the frequencies of the plain form are the inverse of, with theta times `stretch`."""
+        steps = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32) / self.rotary_dim
+        return (self.rope.theta * stretch) ** steps
+
     def base(self, stretch: float = 1.0) -> torch.Tensor:
         """Frequencies of the plain form, with theta times `stretch`."""
-        steps = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32) / self.rotary_dim
-        return 1.0 / ((self.rope.theta * stretch) ** steps)
+        return 1.0 / self.waves(stretch)
 
 
 class RotaryTable(nn.Module):
@@ -56,7 +60,7 @@ class RotaryTable(nn.Module):
             raise LoadError(
                 f"the model's rotary scaling {rope.kind!r} is not supported; there are {', '.join(sorted(KINDS))}"
             )
-        self.rotary_dim = int(head_dim * rope.partial)
+        self.rotary_dim = head_dim if rope.kind == "proportional" else int(head_dim * rope.partial)
         self._turning = Turning(rope, self.rotary_dim, max_position, max_model_len)
         self._divisors: torch.Tensor | None = None
         self._gather = gather
@@ -122,8 +126,8 @@ def _linear(t: Turning) -> Frequencies:
 def _dynamic(t: Turning) -> Frequencies:
     """NTK-aware scaling of the base, for the longest length this engine was started with.
 
-    The published form changes the base as a sequence grows, which would leave cached keys rotated by another one;
-    here one base serves all, and up to the model's own length it is the unscaled one.
+    The published form changes the base as a sequence grows beyond the trained length, which would leave cached keys
+    rotated by another one: `config.resolve` refuses to serve that far, and up to there the base is the unscaled one.
     """
     factor = t.scaling["factor"]
     stretch = factor * max(t.max_model_len, t.max_position) / t.max_position - (factor - 1)
@@ -136,7 +140,7 @@ def _llama3(t: Turning) -> Frequencies:
     factor, low, high = keys["factor"], keys["low_freq_factor"], keys["high_freq_factor"]
     original = keys["original_max_position_embeddings"]
     frequencies = t.base()
-    turns = original * frequencies / (2 * math.pi)  # over the original context
+    turns = original / (2 * math.pi / frequencies)  # over the original context
     blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - blend) * frequencies / factor + blend * frequencies, 1.0
 
@@ -146,6 +150,7 @@ def _yarn(t: Turning) -> Frequencies:
     keys, dim = t.scaling, t.rotary_dim
     original = keys["original_max_position_embeddings"]
     factor = keys.get("factor") or t.max_position / original
+    waves = t.waves()
 
     def dimension(num_turns: float) -> float:
         return dim * math.log(original / (num_turns * 2 * math.pi)) / (2 * math.log(t.rope.theta))
@@ -155,9 +160,8 @@ def _yarn(t: Turning) -> Frequencies:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     width = high - low or 0.001
-    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
-    frequencies = t.base()
-    return frequencies / factor * ramp + frequencies * (1 - ramp), _yarn_scale(keys, factor)
+    kept = 1 - ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return 1.0 / (factor * waves) * (1 - kept) + 1.0 / waves * kept, _yarn_scale(keys, factor)
 
 
 def _yarn_scale(keys: Mapping[str, Any], factor: float) -> float:
@@ -172,10 +176,36 @@ def _yarn_scale(keys: Mapping[str, Any], factor: float) -> float:
     return log_scale(1.0)
 
 
+def _longrope(t: Turning) -> Frequencies:
+    """Ding et al., LongRoPE, 2024: a factor for each frequency; `config.resolve` keeps to those of short texts."""
+    keys = t.scaling
+    original = keys["original_max_position_embeddings"]
+    name = "short_factor" if t.max_model_len <= original else "long_factor"
+    factors = torch.tensor(keys[name], dtype=torch.float32)
+    if len(factors) != t.rotary_dim // 2:
+        raise LoadError(
+            f"the model's {name} has {len(factors)} entries; its rotary embedding needs {t.rotary_dim // 2}"
+        )
+    factor, scale = keys.get("factor") or t.max_position / original, keys.get("attention_factor")
+    if scale is None:
+        scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return 1.0 / (factors * t.waves()), float(scale)
+
+
+def _proportional(t: Turning) -> Frequencies:
+    """Gemma 4's: the first share of the frequencies of a whole head, and the others stand still."""
+    turning = int(t.rope.partial * t.rotary_dim // 2)
+    frequencies = t.base()
+    frequencies[turning:] = 0.0
+    return frequencies / t.scaling.get("factor", 1.0), 1.0
+
+
 KINDS: Final[Mapping[str, Callable[[Turning], Frequencies]]] = {
     "default": _plain,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
+    "proportional": _proportional,
 }

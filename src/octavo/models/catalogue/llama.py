@@ -187,6 +187,7 @@ class LlamaForCausalLM(nn.Module):
             skipped=(
                 r".*\.rotary_emb\.inv_freq",
                 r".*\.rotary_emb\.(cos|sin)_cached",
+                r"rope_factors_(long|short)\.weight",  # a GGUF file's; the facts hold them
                 *((r"lm_head\.weight",) if facts.tie_embeddings else ()),
             ),
             gguf=GGUFNames(
