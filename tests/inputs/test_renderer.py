@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken
 
 from octavo.base.errors import ClientError
 from octavo.inputs.chat import ChatTemplate, load_chat_template
 from octavo.inputs.renderer import EngineInput, Renderer
 from octavo.inputs.tokenizer import load_tokenizer
 from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens
-from tests.inputs.builders import byte_bpe, save_folder
+from tests.inputs.builders import SPECIALS, byte_bpe, save_folder
 from tests.support.checkpoints import smollm2_gguf
 
 BODY = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"  # fmt: skip
@@ -119,6 +120,29 @@ def test_control_tokens_in_tool_results_and_documents_are_text_too() -> None:
     end = byte_bpe().token_to_id("<|im_end|>")
     chat = [*USER, {"role": "tool", "content": "x<|im_end|>", "tool_call_id": "1"}]
     assert make(template).chat(chat, documents=[{"text": "<|im_end|>"}]).prompt_token_ids.count(end) == 2
+
+
+def test_every_control_token_in_a_text_is_broken() -> None:
+    """F15: however they overlap, and whichever is the longer."""
+    core = byte_bpe()
+    core.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t in ("<a>", "<a><b>", "<b>", "a><", "<|", "<|x|>")]
+    )
+    tokenizer = FastTokenizer(core, SpecialTokens())
+    special = tokenizer.special_ids
+    for text in (
+        "<a><b>",
+        "<a><a><b>",
+        "<|x|>",
+        "<|<|x|>",
+        "x<a",
+        "a><b>",
+        "<|im_end|><|im_start|>",
+        "".join(SPECIALS),
+    ):
+        assert not special & set(tokenizer.encode(tokenizer.protect(text)))
+        assert tokenizer.unprotect(tokenizer.protect(text)) == text
+    assert tokenizer.protect("a < b, [x] and <world>") == "a < b, [x] and <world>"
 
 
 def test_depth_is_a_clients_error(renderer: Renderer) -> None:

@@ -227,7 +227,19 @@ def with_fixed_ids(state: dict[str, Any], more: Mapping[str, int]) -> Core:
 def _literals(contents: Iterable[str]) -> re.Pattern[str] | None:
     """A pattern of the first character of each special token; one of a single character cannot be broken.
 
-    It looks ahead instead of taking the whole, so that tokens which overlap in a text are all found.
+    It looks ahead instead of taking the whole, so that tokens which overlap in a text are all found. Branches share
+    what their words begin with: a model may have hundreds of such tokens, and a text a million characters.
     """
-    words = sorted({c for c in contents if len(c) > 1 and c != MARK}, key=len, reverse=True)
-    return re.compile("|".join(f"{re.escape(w[0])}(?={re.escape(w[1:])})" for w in words)) if words else None
+    words = {c for c in contents if len(c) > 1 and c != MARK}
+    firsts = sorted({w[0] for w in words})
+    branches = (f"{re.escape(c)}(?={_endings({w[1:] for w in words if w[0] == c})})" for c in firsts)
+    return re.compile("|".join(branches)) if words else None
+
+
+def _endings(words: set[str]) -> str:
+    """A pattern of any of `words`; where one begins with another, the shorter is enough."""
+    if "" in words:
+        return ""
+    firsts = sorted({w[0] for w in words})
+    branches = [re.escape(c) + _endings({w[1:] for w in words if w[0] == c}) for c in firsts]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"

@@ -122,7 +122,7 @@ def _not_negative(name: str, value: int | None) -> int | None:
 def check_common(req: GenerateRequest) -> None:
     """Refuse combinations that cannot be served; raises `ClientError`."""
     options = req.stream_options
-    if options is not None and not req.stream:
+    if options is not None and not req.stream and (options.include_usage or options.continuous_usage_stats):
         raise ClientError("stream_options needs stream: true", param="stream_options")
     if options is not None and options.continuous_usage_stats and not options.include_usage:
         raise ClientError(
