@@ -87,7 +87,7 @@ def test_streams_and_chats_carry_the_parameters_too(both, plain):
 def test_what_a_server_cannot_do_is_a_400(both, params, more, said):
     answer = both[0].post("/v1/completions", prompt="x", kv_transfer_params=params, max_tokens=1, **more)
     assert answer.status_code == 400 and said in answer.json()["error"]["message"]
-    assert answer.json()["error"]["param"] == "kv_transfer_params"
+    assert answer.json()["error"]["param"].startswith("kv_transfer_params")
 
 
 def test_hints_that_were_altered_are_refused_or_computed(both, plain):

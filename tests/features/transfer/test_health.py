@@ -5,7 +5,7 @@ from octavo.features.transfer.data.health import QUIET_S, REST_S, Health
 
 def made():
     now = [0.0]
-    return Health("file:///f", clock=lambda: now[0]), now
+    return Health("KV tier file:///f", clock=lambda: now[0]), now
 
 
 def lines(caplog):

@@ -290,6 +290,7 @@ for row in range(place.num_rows):
 
 
 def test_another_process_reads_the_host_tier_of_a_running_engine(tmp_path):
+    """TIR-1: the primary is memory that other processes reach, row by row, and what is there is what files hold."""
     with Engine("host?size=1MiB", f"file://{tmp_path}") as engine:
         engine.ask(prompt(1))
         end = time.monotonic() + 20

@@ -16,7 +16,7 @@ from octavo import LLM
 from octavo.base.errors import ConfigError
 from octavo.features.transfer import wire
 from octavo.features.transfer.address import parse_tier
-from octavo.features.transfer.data import tier_peer
+from octavo.features.transfer.data import peer_server, tier_peer
 from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.ledger import RowLedger
 from octavo.features.transfer.data.peer_server import PeerServer, RowGiver
@@ -242,6 +242,66 @@ def test_a_peer_that_answers_nonsense_is_a_miss(monkeypatch):
         for ask in (reader.find, reader.find, reader.read, reader.read, reader.read, reader.find):
             assert ask(1) == [False]
             reader.now += 10
+
+
+class NoFiles:
+    """A listener of a process that has no file descriptors left, for so many calls. Owns: their number."""
+
+    def __init__(self, listener, failures):
+        self.listener, self.failures, self.calls = listener, failures, 0
+
+    def accept(self):
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise OSError(24, "Too many open files")
+        return self.listener.accept()
+
+    def __getattr__(self, name):
+        return getattr(self.listener, name)
+
+
+def test_a_server_that_can_accept_nobody_does_not_spin_says_so_once_and_serves_again(monkeypatch, caplog):
+    """TIR-19: what goes wrong again and again takes longer and longer pauses, and one line; peers compute meanwhile."""
+    monkeypatch.setattr(peer_server, "AGAIN_S", 0.02)
+    plain = socket.create_server
+    monkeypatch.setattr(peer_server.socket, "create_server", lambda address: NoFiles(plain(address), 6))
+    began = time.monotonic()
+    with producer() as side:
+        side.put(0, 1)
+        reader = Reader(side.server.port)
+        assert reader.read(1) == [True]
+        assert time.monotonic() - began > 0.02 * (2**6 - 1) * 0.9  # and not six times as long as one
+        assert [r.getMessage().partition(": ")[2] for r in caplog.records] == [
+            "nobody can connect: [Errno 24] Too many open files"
+        ]
+
+
+def test_a_server_that_is_in_a_pause_ends_at_once(monkeypatch):
+    """TIR-19: joined before anything is torn down."""
+    monkeypatch.setattr(peer_server, "AGAIN_S", 30.0)
+    plain = socket.create_server
+    monkeypatch.setattr(peer_server.socket, "create_server", lambda address: NoFiles(plain(address), 6))
+    side = Side()
+    began = time.monotonic()
+    side.server.close()
+    assert time.monotonic() - began < 4 and not side.server._thread.is_alive()
+
+
+def test_that_the_machine_has_no_time_for_others_is_said_once(monkeypatch, caplog):
+    """TIR-19: starved threads say so; they are still right."""
+    monkeypatch.setattr(peer_server, "STARVED_S", 0.01)
+    with producer() as side:
+        for row in range(4):
+            side.put(row, row + 1)
+        plain = side.ledger.copy_out
+
+        def late(key, length):
+            time.sleep(0.03)
+            return plain(key, length)
+
+        monkeypatch.setattr(side.ledger, "copy_out", late)
+        assert Reader(side.server.port).read(1, 2, 3, 4) == [True] * 4
+    assert len(caplog.records) == 1 and "no time left for others" in caplog.text
 
 
 CHILD = """

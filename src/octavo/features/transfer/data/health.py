@@ -19,7 +19,9 @@ QUIET_S: Final = 60.0  # after a line, before there is another of its kind
 
 
 class Health:
-    """One tier's, shared by the threads that work for it.
+    """One tier's, or another's that works beside the steps, shared by the threads that work for it.
+
+    `name` begins its lines in the log.
 
     Owns: until when the tier is left alone, how often it failed since it worked, and what was said when.
     """
@@ -62,4 +64,4 @@ class Health:
                 self._said[kind] = (when, unsaid + 1)
                 return
             self._said[kind] = (now, 0)
-        log.warning("KV tier %s: %s%s", self._name, text, f" ({unsaid} more since the last line)" if unsaid else "")
+        log.warning("%s: %s%s", self._name, text, f" ({unsaid} more since the last line)" if unsaid else "")

@@ -36,6 +36,7 @@ except ImportError:  # an extra
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.0002
+STOP_S: Final = 2.0
 CANCEL_S: Final = 1.0  # between attempts to end a transfer that goes on after its time
 MEMORY: Final = "DRAM"
 
@@ -58,10 +59,43 @@ def open_agent(regions: Sequence[KVRegion]) -> Any:
     return agent
 
 
+class Progress:
+    """A thread that lets NIXL work while somebody reads from here.
+
+    Owns: the thread, and how many read.
+    """
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._busy = threading.Event()
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="octavo-kv-nixl", daemon=True)
+        self._thread.start()
+
+    def add(self, readers: int) -> None:
+        """So many more read, or less."""
+        with self._lock:
+            self._readers += readers
+            (self._busy.set if self._readers or self._over else self._busy.clear)()
+
+    def _run(self) -> None:
+        while self._busy.wait() and not self._over:
+            self._agent.get_new_notifs()
+            time.sleep(POLL_S)
+
+    def stop(self) -> None:
+        """Nobody reads any more."""
+        self._over = True
+        self._busy.set()
+        self._thread.join(STOP_S)
+
+
 class NixlGiver:
     """The producer's side of a connection, beside `LeaseGiver`, which answers the notices.
 
-    Owns: which connection reads which leases, and the thread that lets NIXL work while one does.
+    Owns: which connection reads which leases.
     """
 
     def __init__(self, guard: LeaseGuard, regions: Sequence[KVRegion], agent: Any) -> None:
@@ -71,13 +105,7 @@ class NixlGiver:
         self._agent = agent  # its memory stays registered as long as it lives
         self._lock = threading.Lock()
         self._reading: dict[tuple[socket.socket, str], contextlib.ExitStack] = {}
-        self._busy = threading.Event()
-        threading.Thread(target=self._progress, name="octavo-kv-nixl", daemon=True).start()
-
-    def _progress(self) -> None:
-        while self._busy.wait():
-            self._agent.get_new_notifs()
-            time.sleep(POLL_S)
+        self._progress = Progress(agent)
 
     def answer(self, connection: socket.socket, message: Message) -> bool:
         if isinstance(message, Reach):
@@ -98,16 +126,15 @@ class NixlGiver:
             return
         with self._lock:
             self._reading[connection, lease] = stack
-            self._busy.set()
+        self._progress.add(1)
         send(connection, Reached(agent=self._metadata, spans=self._spans, blocks=blocks))
 
     def _release(self, reader: tuple[socket.socket, str]) -> bool:
         with self._lock:
             stack = self._reading.pop(reader, None)
-            if not self._reading:
-                self._busy.clear()
         if stack is None:
             return False
+        self._progress.add(-1)
         stack.close()
         return True
 
@@ -116,6 +143,9 @@ class NixlGiver:
             readers = [reader for reader in self._reading if reader[0] is connection]
         for reader in readers:
             self._release(reader)
+
+    def close(self) -> None:
+        self._progress.stop()
 
 
 class NixlFetch:
@@ -171,14 +201,19 @@ class NixlFetch:
         local, remote = (self._agent.get_xfer_descs(parts, MEMORY) for parts in (mine, theirs))
         try:
             handle = self._agent.initialize_xfer("READ", local, remote, name)
-            state = self._agent.transfer(handle)
         except Exception as error:  # its own errors have no common type
             self._forget(agent)
             raise WireError(f"NIXL cannot read there: {error}") from None
-        while state == "PROC" and within.has_time:
-            time.sleep(POLL_S)
-            state = self._agent.check_xfer_state(handle)
-        self._end(handle)
+        try:
+            state = self._agent.transfer(handle)
+            while state == "PROC" and within.has_time:
+                time.sleep(POLL_S)
+                state = self._agent.check_xfer_state(handle)
+        except Exception as error:  # as above
+            self._forget(agent)
+            raise WireError(f"NIXL cannot read there: {error}") from None
+        finally:
+            self._end(handle)  # whatever happened, it may still write
         if state != "DONE":
             self._forget(agent)
             raise WireError("NIXL did not read everything in time" if state == "PROC" else "NIXL failed to read")

@@ -80,6 +80,9 @@ class LeaseGiver:
     def left(self, connection: socket.socket) -> None:
         return None
 
+    def close(self) -> None:
+        return None
+
 
 class TcpFetch:
     """The consumer's side of a connection.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from octavo.base.errors import ConfigError
+from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.ledger import RowLedger
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.timed import TimedSocket, seconds_for
@@ -42,7 +43,9 @@ IDLE_S: Final = 300.0  # after which a connection is closed on which no whole qu
 SEND_S: Final = 10.0  # for the other side to say hello, to end a question it began, or to take an answer
 CLOSE_S: Final = 5.0
 MOST_CONNECTIONS: Final = 64
-AGAIN_S: Final = 0.1  # after a connection that could not be accepted
+AGAIN_S: Final = 0.1  # after a connection that could not be accepted, and twice as long after each that follows
+MOST_AGAIN_S: Final = 5.0
+STARVED_S: Final = 1.0  # for copying a chunk out of memory, which takes a millisecond
 
 
 class Giver(Protocol):
@@ -53,6 +56,9 @@ class Giver(Protocol):
 
     def left(self, connection: socket.socket) -> None:
         """The connection is over."""
+
+    def close(self) -> None:
+        """No connection comes any more, and all are over."""
 
 
 class PeerServer:
@@ -68,6 +74,8 @@ class PeerServer:
             raise ConfigError(f"--kv-listen {host}:{port}: {error.strerror or error}") from None
         self.port: int = self._listener.getsockname()[1]
         self._closed = False
+        self._over = threading.Event()
+        self._health = Health(f"KV for other engines at port {self.port}")
         self._lock = threading.Lock()
         self._connections: dict[TimedSocket, threading.Thread] = {}
         self._thread = threading.Thread(target=self._accept, name="octavo-kv-peers", daemon=True)
@@ -80,6 +88,7 @@ class PeerServer:
     def close(self) -> None:
         """No connection is served after this, and no thread is left. May be called twice."""
         self._closed = True
+        self._over.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -93,16 +102,21 @@ class PeerServer:
             thread.join(max(0.0, until - time.monotonic()))
         if any(thread.is_alive() for thread in threads):
             log.warning("a peer's connection could not be ended")
+        for giver in self._givers:
+            giver.close()
 
     def _accept(self) -> None:
+        pause_s = AGAIN_S
         while not self._closed:
             try:
                 connection, _ = self._listener.accept()
             except OSError as error:
-                if not self._closed:  # such as too many open files: it passes
-                    log.warning("a peer could not connect: %s", error)
-                    time.sleep(AGAIN_S)
+                if not self._closed:  # such as too many open files: it passes, and until then peers compute
+                    self._health.note("accept", f"nobody can connect: {error}")
+                    self._over.wait(pause_s)
+                    pause_s = min(2 * pause_s, MOST_AGAIN_S)
                 continue
+            pause_s = AGAIN_S
             with self._lock:
                 if self._closed or len(self._connections) >= MOST_CONNECTIONS:
                     connection.close()
@@ -185,6 +199,7 @@ class RowGiver:
     def __init__(self, rows: RowLedger, seal: Seal) -> None:
         self._rows = rows
         self._seal = seal
+        self._health = Health("KV for other engines")
 
     def answer(self, connection: socket.socket, message: Message) -> bool:
         if isinstance(message, Find) and len(message.keys) <= MOST_KEYS:
@@ -198,8 +213,15 @@ class RowGiver:
     def left(self, connection: socket.socket) -> None:
         return None
 
+    def close(self) -> None:
+        return None
+
     def _body(self, key: bytes) -> bytearray | None:
-        return self._rows.copy_out(key, self._seal.length(key))
+        began = time.monotonic()
+        body = self._rows.copy_out(key, self._seal.length(key))
+        if (took := time.monotonic() - began) > STARVED_S:
+            self._health.note("starved", f"a chunk took {took:.1f} s to copy: this machine has no time left for others")
+        return body
 
 
 def give(

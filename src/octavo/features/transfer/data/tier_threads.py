@@ -126,7 +126,7 @@ class TierThreads:
         """Raises `ConfigError` for a tier that cannot be."""
         make: Callable[[TierAddress, Seal, Health], Tier] = load_target(TIERS[address.kind])
         self._name = address.name
-        self._health = Health(address.name)
+        self._health = Health(f"KV tier {address.name}")
         sizes = {TierJobKind.FIND: FINDERS, TierJobKind.READ: READERS, TierJobKind.WRITE: WRITERS}
         if not address.is_written:
             del sizes[TierJobKind.WRITE]
