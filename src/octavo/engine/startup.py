@@ -21,6 +21,7 @@ from octavo.engine.core import EngineCore
 from octavo.executor.api import Executor, LoadReport, ProfileReport, WorkerConfig
 from octavo.kvcache.groups import blocks_needed, fit_report, hash_block_size, longest_context, plan_layout
 from octavo.kvcache.hashing import make_hasher
+from octavo.kvcache.holders import Holders, TakeEvents
 from octavo.kvcache.manager import KVCacheManager
 from octavo.plugins.registry import Registry
 from octavo.scheduler.apply import ResultApplier
@@ -274,7 +275,16 @@ def _assemble(
         num_groups=len(layout.groups),
         clock=clock,
     )
-    return EngineCore(scheduler, ResultApplier(scheduler), executor, depth=depth, take_events=kv.take_events)
+    return EngineCore(
+        scheduler, ResultApplier(scheduler), executor, depth=depth, take_events=_events(config, kv, parts)
+    )
+
+
+def _events(config: EngineConfig, kv: KVCacheManager, parts: Sequence[ControlPart]) -> TakeEvents:
+    """What can be found without computing: in the cache, or by a part. Nothing is counted where nobody is told."""
+    if not config.cache.kv_events or not parts:
+        return kv.take_events
+    return Holders([kv.take_events, *(part.take_events for part in parts)]).take
 
 
 def _report(

@@ -20,6 +20,7 @@ import msgspec
 from octavo.base.outputs import OutputPart
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.base.types import RequestState
+from octavo.kvcache.prefix import CacheEvent
 
 if TYPE_CHECKING:
     from octavo.scheduler.draft import StepDraft
@@ -154,6 +155,10 @@ class ControlPart(Protocol):
     def reset(self) -> bool:
         """Forget cached content; False when something is under way that forbids it."""
 
+    def take_events(self) -> tuple[CacheEvent, ...]:
+        """Blocks that this part can bring, or no longer can, since it was asked last; asked where events are told
+        (`--kv-events`)."""
+
     def stats(self) -> dict[str, Any]:
         """Figures for metrics."""
 
@@ -201,6 +206,9 @@ class NullPart:
 
     def reset(self) -> bool:
         return True
+
+    def take_events(self) -> tuple[CacheEvent, ...]:
+        return ()
 
     def stats(self) -> dict[str, Any]:
         return {}

@@ -211,18 +211,19 @@ def test_the_start_says_what_a_hit_is_worth_and_the_first_lookup_knows_it(plain,
 class Engine:
     """A core whose requests are made by hand, one at a time."""
 
-    def __init__(self, *tiers, num_blocks=24):
+    def __init__(self, *tiers, num_blocks=24, kv_events=False):
         config = EngineConfig(
             model=ModelConfig(
                 model=str(checkpoints.tiny_llama()), dtype="float32", max_model_len=256, weight_cache="off"
             ),
-            cache=CacheConfig(num_kv_blocks=num_blocks, block_size=16, kv_tier=tiers),
+            cache=CacheConfig(num_kv_blocks=num_blocks, block_size=16, kv_tier=tiers or None, kv_events=kv_events),
             scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
             device=DeviceConfig(num_threads=1),
         )
         self.core = build_core(config, lambda line: None).core
         self.client = InprocClient(self.core)
         self.inbox = queue.SimpleQueue()
+        self.hear = lambda outputs: None
         self.count = 0
 
     def __enter__(self):
@@ -248,6 +249,7 @@ class Engine:
         while True:
             outputs = self.inbox.get(timeout=60)
             assert isinstance(outputs, EngineOutputs), outputs
+            self.hear(outputs)
             for delta in outputs.deltas:
                 if delta.request_id == request.request_id and delta.finish is not None:
                     return delta
@@ -275,6 +277,26 @@ def test_a_request_is_asked_and_given_the_tiers_that_it_names_and_no_other(tmp_p
         engine.ask(prompt(3), tiers=[])
         engine.ask(prompt(4), tiers=[])
         assert engine.source(prompt(2), tiers=[f"file://{tmp_path}"])["host"] >= 176  # host memory is always used
+
+
+@pytest.mark.parametrize("tiers", [(), ("host?size=4MiB",)], ids=["no tier", "host"])
+def test_what_the_host_tier_holds_is_told_as_findable(tiers):
+    """PDX-2, TIR-4: blocks that left the cache and are in host memory are told until they leave that, too."""
+    with Engine(*tiers, kv_events=True) as engine:
+        told, wanted = set(), []
+
+        def hear(outputs):
+            if (changes := getattr(outputs, "cache", None)) is not None:
+                told.clear() if changes.cleared else None
+                told.difference_update(changes.removed)
+                told.update(changes.stored)
+
+        engine.hear = hear
+        for number in (1, 2, 3):
+            engine.ask(prompt(number))
+            wanted.append(set(told) - set().union(*wanted))
+        assert all(len(each) >= 10 for each in wanted)
+        assert (wanted[0] <= told) == bool(tiers)  # the cache holds 24 blocks, and each prompt took 12
 
 
 READER = """

@@ -19,6 +19,7 @@ from octavo.features.transfer.address import parse_listen
 from octavo.features.transfer.control.consumer import Consumer, OnFailure
 from octavo.features.transfer.control.producer import BlocksOf, Producer
 from octavo.features.transfer.handover import HandoverPlan, HandoverReport, LeaseNews, Role
+from octavo.kvcache.prefix import CacheEvent
 from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, Readiness, Retry
 
 if TYPE_CHECKING:
@@ -141,6 +142,9 @@ class Handover:
 
     def reset(self) -> bool:
         return True  # what is under way belongs to live requests and leases, and is in no index
+
+    def take_events(self) -> tuple[CacheEvent, ...]:
+        return ()  # what is under a lease is in the cache, or is nobody's to find
 
     def stats(self) -> dict[str, Any]:
         sides = (self.producer, self.consumer)

@@ -26,6 +26,7 @@ from octavo.features.transfer.control.tier_books import TierFacts
 from octavo.features.transfer.control.tiers import HOST, TierStack
 from octavo.features.transfer.plan import Copy, Speeds, TransferPlan, TransferReport
 from octavo.features.transfer.wishes import tier_wishes
+from octavo.kvcache.prefix import CacheEvent, EventLog, NoEvents
 from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, Readiness, Retry
 
 if TYPE_CHECKING:
@@ -84,9 +85,12 @@ class Offload:
         clock: Callable[[], float],
         bytes_per_token: float = 0.0,
         speeds: Speeds = NOT_MEASURED,
+        events: EventLog | NoEvents | None = None,
     ) -> None:
-        """`bytes_per_token` of all groups together; 0: what a copy costs is not looked at."""
+        """`bytes_per_token` of all groups together; 0: what a copy costs is not looked at. `events`: those of the
+        stack's primary, where they are told to somebody."""
         self.stack = stack
+        self._events = NoEvents() if events is None else events
         self._chunks = chunks
         self._unit = chunks.unit
         self._clock = clock
@@ -326,6 +330,10 @@ class Offload:
     def reset(self) -> bool:
         return self.stack.reset()
 
+    def take_events(self) -> tuple[CacheEvent, ...]:
+        """Blocks that came to host memory and went."""
+        return self._events.take()
+
     def stats(self) -> dict[str, Any]:
         return labelled({**self.stack.stats(), "host.not_worth": self._num_not_worth})
 
@@ -337,6 +345,7 @@ def make(
     hash_block_size: int,
     clock: Callable[[], float],
     speeds: Mapping[str, float],
+    record_events: bool = False,
 ) -> Offload:
     """The part for these addresses. `speeds`: what was measured at the start, see `plan.Speeds`.
 
@@ -344,8 +353,9 @@ def make(
     """
     host, *others = parse_tiers(tiers)
     rows = num_rows(layout, host)
+    events = EventLog() if record_events else NoEvents()
     stack = TierStack(
-        PrimaryTier(rows, make_policy(host.policy, rows)),
+        PrimaryTier(rows, make_policy(host.policy, rows), events),
         [
             TierFacts(
                 name=tier.name,
@@ -369,4 +379,5 @@ def make(
         clock=clock,
         bytes_per_token=sum(chunk_bytes(layout, group) / size for group, size in enumerate(sizes)),
         speeds=Speeds(**speeds),
+        events=events,
     )

@@ -34,7 +34,16 @@ def make(
     parts: list[ControlPart] = []
     if cache.tiers:
         _check_tiers(cache)
-        parts.append(offload.make(cache.tiers, layout, hash_block_size=hash_block_size, clock=clock, speeds=speeds))
+        parts.append(
+            offload.make(
+                cache.tiers,
+                layout,
+                hash_block_size=hash_block_size,
+                clock=clock,
+                speeds=speeds,
+                record_events=cache.kv_events,
+            )
+        )
     if cache.kv_role is not None:
         parts.append(disagg.make(cache.kv_role, cache, layout, blocks_of=blocks_of, clock=clock))
     context = ControlContext(layout=layout, hash_block_size=hash_block_size, blocks_of=blocks_of, clock=clock)
