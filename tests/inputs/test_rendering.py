@@ -58,7 +58,9 @@ class TestDropped:
     def test_calls_of_the_history_that_it_leaves_out_are_said(self) -> None:
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         _, warnings = render(PLAIN, [USER, {"role": "assistant", "content": "", "tool_calls": [call]}])
-        assert any("leaves out tool_calls" in w for w in warnings)
+        assert warnings == ["the chat template leaves out tool_calls of earlier messages"]
+        _, warnings = render(PLAIN, called(BROKEN))  # F16: nobody is told that it was read
+        assert len(warnings) == 2 and "function.arguments is left out" in warnings[0]
 
     def test_a_system_message_that_it_leaves_out_is_said(self) -> None:
         source = "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}"

@@ -22,6 +22,7 @@ from octavo.inputs.protection import Protect, protected
 from octavo.inputs.rendering import Drawing, check_continued, drawn, short
 from octavo.inputs.sandbox import CompiledTemplate, make_environment, tojson
 from octavo.inputs.tools import check_tools
+from octavo.inputs.verbatim import Verbatim
 
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 CONTENT_FORMATS = ("auto", "string", "openai")
@@ -128,7 +129,7 @@ class ChatTemplate:
         and for tools or documents that it does not show to the model.
         """
         _check_options(options)
-        conversation = normalize(messages, warn)
+        conversation = normalize(messages)
         if options.continue_final_message:
             check_continued(conversation)
         tools, documents = check_tools(options.tools), check_objects("documents", options.documents)
@@ -311,4 +312,6 @@ def _shaped(content: Any, as_parts: bool, takes_strings_too: bool) -> Any:
 
 def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
+    if isinstance(function["arguments"], Verbatim):  # a text already
+        return dict(call)
     return {**call, "function": {**function, "arguments": tojson(function["arguments"])}}

@@ -7,7 +7,7 @@ Does not know: templates, tokens, or media (this model takes text).
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from octavo.base.errors import ClientError
@@ -27,18 +27,17 @@ _TEXTS = ("name", "tool_call_id", "refusal", *REASONING_KEYS)
 _REQUIRED = {"tool": "tool_call_id", "function": "name"}  # beside content
 
 
-def normalize(messages: object, warn: Callable[[str], None]) -> list[Message]:
+def normalize(messages: object) -> list[Message]:
     """Check a message list and bring it into one shape; raises `ClientError` with the place of a mistake.
 
     An assistant's turn that only calls tools has no content; its content key is then left out, since templates ask
-    whether it is there. A tool's null content becomes "". `warn` gets a sentence for what is taken as it is though it
-    is not what it should be.
+    whether it is there. A tool's null content becomes "".
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise ClientError(f"messages must be a list of messages, got {kind_of(messages)}", param="messages")
     if not messages:
         raise ClientError("messages must hold at least one message", param="messages")
-    return [_message(message, f"messages[{i}]", warn) for i, message in enumerate(messages)]
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def check_objects(name: str, values: object) -> list[dict[str, Any]] | None:
@@ -73,7 +72,7 @@ def to_plain(value: Any) -> Any:
     return f"<{type(value).__name__}>"
 
 
-def _message(message: Any, where: str, warn: Callable[[str], None]) -> Message:
+def _message(message: Any, where: str) -> Message:
     plain = to_plain(message)
     if not isinstance(plain, dict):
         raise ClientError(f"{where} must be an object with role and content, got {kind_of(message)}", param=where)
@@ -89,7 +88,7 @@ def _message(message: Any, where: str, warn: Callable[[str], None]) -> Message:
         raise _missing(f"{where}.{key}", f"a message of the role {role} needs it")
     content, thinking = _content(plain.get("content"), f"{where}.content")
     _add_reasoning(out, thinking)
-    _add_tool_calls(out, where, warn)
+    _add_tool_calls(out, where)
     if content is None:
         content = _absent_content(plain, out, where)
     if content is not None:
@@ -186,7 +185,7 @@ def join_parts(content: str | Iterable[Mapping[str, Any]]) -> str:
 # ---- tool calls ---------------------------------------------------------------------------------
 
 
-def _add_tool_calls(message: Message, where: str, warn: Callable[[str], None]) -> None:
+def _add_tool_calls(message: Message, where: str) -> None:
     """Tool calls with object arguments; the older single `function_call` becomes one of them."""
     calls = message.pop("tool_calls", None)
     single = message.pop("function_call", None)
@@ -197,10 +196,10 @@ def _add_tool_calls(message: Message, where: str, warn: Callable[[str], None]) -
     if not isinstance(calls, list):
         raise ClientError(f"{where}.tool_calls must be a list, got {kind_of(calls)}", param=f"{where}.tool_calls")
     if calls:
-        message["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{i}]", warn) for i, call in enumerate(calls)]
+        message["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
 
 
-def _tool_call(call: Any, where: str, warn: Callable[[str], None]) -> dict[str, Any]:
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(call, dict):
         raise ClientError(f"{where} must be an object, got {kind_of(call)}", param=where)
     if "function" not in call and "name" in call:  # the short shape
@@ -217,10 +216,7 @@ def _tool_call(call: Any, where: str, warn: Callable[[str], None]) -> dict[str, 
         raise ClientError(f"{where}.type must be 'function', the one kind of call there is here", param=f"{where}.type")
     if not isinstance(call.get("id") or "", str):
         raise ClientError(f"{where}.id must be a string, got {kind_of(call['id'])}", param=f"{where}.id")
-    arguments = _arguments(function.get("arguments"))
-    if isinstance(arguments, Verbatim):
-        warn(f"{where}.function.arguments is no JSON object; the model reads it as it was sent")
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
 
 
 def _arguments(arguments: Any) -> dict[str, Any] | Verbatim:

@@ -58,9 +58,9 @@ class Drawing:
 
 
 def drawn(drawing: Drawing, conversation: list[Message], warn: Callable[[str], None]) -> tuple[str, list[Message]]:
-    """The text of the conversation, and the shape of it that was taken; `warn` hears what the template leaves out.
+    """The text of the conversation, and the shape of it that was taken.
 
-    Raises `ClientError` when the template renders none of the shapes.
+    `warn` hears what the template leaves out, and which arguments are shown as text that is no JSON object. Raises `ClientError` when the template renders none of the shapes.
     """
     needles = list(_needles(conversation))
     refusal = ClientError("there is nothing to render", param="messages")  # never the last word: there is a shape
@@ -71,9 +71,10 @@ def drawn(drawing: Drawing, conversation: list[Message], warn: Callable[[str], N
         except ClientError as error:
             refusal = error if shape is conversation else refusal
             continue
-        if all(_is_in(needle, text) for _, needle in needles):
-            return text, shape
         best = best or (text, shape)
+        if all(_is_in(needle, text) for _, needle in needles):
+            best = text, shape
+            break
     if best is None:
         final = _at_arguments(drawing, conversation, refusal)
         if isinstance(final, TemplateFailed):
@@ -82,6 +83,8 @@ def drawn(drawing: Drawing, conversation: list[Message], warn: Callable[[str], N
     for place, needle in needles:
         if not _is_in(needle, best[0]):
             warn(f"{place} is left out or changed by the chat template")
+        elif isinstance(needle, Verbatim):
+            warn(f"{place} is no JSON object; the model reads it as it was sent")
     return best
 
 
