@@ -4,6 +4,7 @@ Promises: a `SamplingParams` that exists is valid on its own (ranges, types, com
 Does not know: the vocabulary or the context length; `inputs.limits` checks against those.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -18,6 +19,7 @@ GREEDY_TEMPERATURE = 1e-5  # below this a row is greedy (OUT-2, step 10)
 MAX_N = 128
 MAX_SEED = 2**63 - 1
 _INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+_TABLES = frozenset({"stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logit_bias", "detokenize"})
 _FLAGS = (
     "ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens", "spaces_between_special_tokens",
 )  # fmt: skip
@@ -58,6 +60,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         _normalize(self)
         _check(self)
+        _check_tokens(self)
 
     @property
     def greedy(self) -> bool:
@@ -65,8 +68,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature < GREEDY_TEMPERATURE or self.top_p == 0
 
     def replace(self, **changes: Any) -> "SamplingParams":
-        """A copy with some fields changed, checked again."""
-        return msgspec.structs.replace(self, **changes)
+        """A copy with some fields changed, checked again; long lists only if they changed."""
+        if not _TABLES.isdisjoint(changes):
+            return msgspec.structs.replace(self, **changes)
+        copied = copy.copy(self)
+        for name, value in changes.items():
+            if name not in SamplingParams.__struct_fields__:
+                raise TypeError(f"SamplingParams has no field {name!r}")
+            _set(copied, name, value)
+        _normalize_numbers(copied)
+        _check(copied)
+        return copied
 
 
 def _set(params: SamplingParams, name: str, value: object) -> None:
@@ -90,6 +102,10 @@ def _normalize(p: SamplingParams) -> None:
     for name in ("stop_token_ids", "allowed_token_ids"):
         if any(type(token) is not int for token in getattr(p, name) or ()):
             _set(p, name, tuple(_token_id(name, token) for token in getattr(p, name)))
+    _normalize_numbers(p)
+
+
+def _normalize_numbers(p: SamplingParams) -> None:
     for name in _INTEGERS:
         if type(value := getattr(p, name)) is not int and value is not None:
             _set(p, name, _as_integer(name, value))
@@ -171,7 +187,6 @@ def _check(p: SamplingParams) -> None:
     if not isinstance(p.output_kind, OutputKind):
         raise ClientError(f"output_kind must be an OutputKind, got {shown(p.output_kind)}", param="output_kind")
     _check_lengths(p)
-    _check_tokens(p)
 
 
 def _check_lengths(p: SamplingParams) -> None:

@@ -8,6 +8,8 @@ Nothing is shortened silently: a prompt that does not fit, or an answer that was
 behind it, is refused with both numbers.
 """
 
+from functools import lru_cache
+
 from octavo.base.errors import ClientError, ContextLengthError
 from octavo.base.params import SamplingParams, shown
 from octavo.inputs.renderer import EngineInput, check_token_ids
@@ -17,9 +19,9 @@ MAX_LOGPROBS = 20
 
 
 class Limits:
-    """Checks requests against one model. Stateless after construction.
+    """Checks requests against one model. Any thread may ask.
 
-    Owns: nothing mutable.
+    Owns: a memo of the last lists of bad words as ids, since all prompts of a request share one.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Limits:
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._max_logprobs = max_logprobs
+        self._spelled = lru_cache(maxsize=16)(self._spellings)
 
     @property
     def max_model_len(self) -> int:
@@ -70,8 +73,13 @@ class Limits:
             return ()
         if self._tokenizer is None:
             raise ClientError("bad_words needs a tokenizer, and this engine has none", param="bad_words")
+        return self._spelled(params.bad_words)
+
+    def _spellings(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         found: dict[tuple[int, ...], None] = {}
-        for word in params.bad_words:
+        if self._tokenizer is None:
+            return ()
+        for word in words:
             bare = word.lstrip(" ")
             for spelling in (bare, " " + bare):
                 if bare and (ids := tuple(self._tokenizer.encode(spelling, add_special_tokens=False))):

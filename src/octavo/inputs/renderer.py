@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from octavo.base.errors import ClientError
+from octavo.base.errors import ClientError, ContextLengthError
 from octavo.base.numbers import whole
 from octavo.base.params import shown
 from octavo.inputs.chat import ChatOptions, ChatTemplate
@@ -59,14 +59,17 @@ class Renderer:
         num_threads: int = 4,
         literal_user_text: bool = True,
         allow_request_templates: bool = True,
+        max_chars: int | None = None,
     ) -> None:
         """`allow_request_templates` lets a request bring its own chat template, which is code in a sandbox
-        that can still run for long; servers open to strangers turn it off.
+        that can still run for long; servers open to strangers turn it off. `max_chars` is the longest text that
+        is given to the tokenizer: more cannot fit the context, and would only take long.
         """
         self._tokenizer = tokenizer
         self._template = template
         self._protect = tokenizer.protect if literal_user_text else None
         self._allow_request_templates = allow_request_templates
+        self._max_chars = max_chars
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="octavo-render")
 
     @property
@@ -83,6 +86,7 @@ class Renderer:
         """A completions prompt. Special tokens written in it are recognized; see the module about BOS."""
         if not isinstance(prompt, str):
             raise ClientError(f"prompt must be a string, got {type(prompt).__name__}", param="prompt")
+        self._check_length(prompt, "prompt")
         ids = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         bos = self._tokenizer.bos_token_id
         if add_special_tokens and self._tokenizer.adds_bos and ids[:2] == [bos, bos]:
@@ -133,10 +137,22 @@ class Renderer:
             raise ClientError(
                 "the conversation, or something beside it, is nested too deeply", param="messages"
             ) from None
+        self._check_length(marked, "messages")
         ids = self._tokenizer.encode(marked, add_special_tokens=bool(add_special_tokens))
         if add_special_tokens is not False:
             ids = self._with_one_bos(ids)
         return EngineInput(tuple(ids), self._tokenizer.unprotect(marked), tuple(warnings))
+
+    def _check_length(self, text: str, param: str) -> None:
+        if self._max_chars is not None and len(text) > self._max_chars:
+            raise ContextLengthError(
+                f"the prompt has {len(text)} characters and at most {self._max_chars} are read here; shorten it",
+                param=param,
+            )
+
+    async def atokens(self, ids: "Sequence[int] | Ints") -> EngineInput:
+        """`tokens` in the thread pool, for long prompts."""
+        return await self._run(partial(self.tokens, ids))
 
     async def atext(self, prompt: str, *, add_special_tokens: bool = True) -> EngineInput:
         """`text` in the thread pool."""

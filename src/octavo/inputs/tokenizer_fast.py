@@ -131,7 +131,10 @@ class FastTokenizer:
     ) -> str:
         """Text of `ids`. The library decides spaces, so `spaces_between_special_tokens` has no effect here."""
         known = [self._repeats.get(i, i) for i in ids if 0 <= i < self._known]
-        text: str = self._core.decode(known, skip_special_tokens=skip_special_tokens)
+        if len(known) < LONG_TEXT:
+            text: str = self._core.decode(known, skip_special_tokens=skip_special_tokens)
+        else:  # as in `encode`
+            (text,) = self._core.decode_batch([known], skip_special_tokens=skip_special_tokens)
         return text
 
     def token_id(self, text: str) -> int | None:

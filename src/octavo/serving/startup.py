@@ -44,6 +44,8 @@ logger = get_logger(__name__)
 
 Progress = Callable[[str], None]
 WARNING = "warning: "  # how a line of progress begins that should be read
+CHARS_PER_TOKEN = 16  # more than a prompt that fits the context has, by far
+LEAST_CHARS = 1 << 20  # read whatever the context is, so that the answer names tokens
 PACKED_FOLDER = "packed"  # within the cache folder
 
 
@@ -124,7 +126,7 @@ def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
         name=shown_name(name),
         facts=facts,
         tokenizer=tokenizer,
-        renderer=Renderer(tokenizer, template),
+        renderer=Renderer(tokenizer, template, max_chars=max(LEAST_CHARS, CHARS_PER_TOKEN * facts.max_position)),
         eos_token_ids=tuple(i for i in eos if 0 <= i < facts.vocab_size),  # no other is ever sampled
         default_sampling=defaults,
         selected=with_required(env.plugins, required),

@@ -93,7 +93,7 @@ def test_a_client_that_leaves_while_sending() -> None:
 
 
 def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.entrypoints.http.body.IDLE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("octavo.entrypoints.http.body.GRACE_S", 0.01)
     with pytest.raises(HttpError) as caught:
         asyncio.run(read_body(_request([_part(b"a", more=True)]), 10))
     assert caught.value.status == 408

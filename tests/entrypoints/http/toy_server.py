@@ -69,7 +69,7 @@ def toy_server(
     """Serve a toy model; ends everything when the block ends. `facts`: further fields of its `EngineInfo`."""
     tokenizer = tokenizer or ToyTokenizer(adds_bos=adds_bos)
     client = ToyClient(script, step_s=step_s)
-    renderer = Renderer(tokenizer, ChatTemplate({"default": template}), num_threads=2)
+    renderer = Renderer(tokenizer, ChatTemplate({"default": template}), num_threads=2, max_chars=1 << 20)
     limits = Limits(max_model_len=max_model_len, vocab_size=tokenizer.vocab_size, tokenizer=tokenizer)
     info = EngineInfo(
         model=MODEL,

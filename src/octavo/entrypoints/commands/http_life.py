@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from octavo.config.schema import ServerConfig
 from octavo.entrypoints.http.gate import Gate
 
+SWITCH_S = 0.001  # a large body is parsed on a thread: streams get their turn after this, not after five times as long
 CUT_S = 2.0  # for the errors to reach their clients
 TICK_S = 1.0
 UVICORN_TICK_S = 0.1  # what its counter counts
@@ -70,6 +71,7 @@ class Life:
         )
         self._http = _Server(self._config)
         self._stopping = asyncio.Event()
+        sys.setswitchinterval(SWITCH_S)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)

@@ -20,6 +20,7 @@ from starlette.responses import Response
 import octavo
 from octavo.config.schema import ServerConfig
 from octavo.entrypoints.http.admin import AdminRoutes
+from octavo.entrypoints.http.body import BodyReader
 from octavo.entrypoints.http.chat import ChatRoute
 from octavo.entrypoints.http.completions import CompletionRoute
 from octavo.entrypoints.http.door import Door
@@ -55,6 +56,7 @@ def create_app(
         clock=clock,
         new_id=new_id,
         bytes_of=Bytes(front.renderer.tokenizer),
+        bodies=BodyReader(server.max_request_bytes),
     )
     app = FastAPI(title="Octavo", version=octavo.__version__, docs_url=None, redoc_url=None)
     app.state.gate = door.gate

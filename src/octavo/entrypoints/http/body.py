@@ -1,36 +1,54 @@
 """Request bodies: read within a limit, and parsed strictly.
 
-Promises: a body is never held beyond the limit, and what comes out is one JSON object without
-duplicate keys, NaN, half surrogates or other encodings; everything else is a 4xx that says so.
+Promises: a body is never held beyond the limit nor awaited for ever; a large one is parsed beside the event loop; what
+comes out is one JSON object without duplicate keys, NaN, half surrogates or other encodings, and everything else is a
+4xx that says so.
 Does not know: what the fields mean.
 """
 
 import asyncio
-import json
-from typing import Any, NoReturn
+import codecs
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import Request
 
 from octavo.base.errors import ClientError
 from octavo.entrypoints.http.errors import ClientGone, HttpError
+from octavo.entrypoints.http.json_text import AT_ONCE, parse
 
-IDLE_TIMEOUT_S = 30.0  # longest silence while a body is being sent
+T = TypeVar("T")
+
+GRACE_S = 15.0  # how long a body may take in any case
+LEAST_BYTES_PER_S = 16 << 10  # and beyond that: whoever is slower only holds a connection
 DISCARD_TIMEOUT_S = 5.0  # how long a refused body is still read, so that the client sees the refusal
 
 
-async def read_object(request: Request, limit_bytes: int) -> dict[str, Any]:
-    """The request's body as a JSON object.
+class BodyReader:
+    """Reads and parses the bodies of one server's requests; large ones on a thread of its own, one after the other.
 
-    Raises `HttpError` (408, 413, 415), `ClientError` (not a JSON object) or `ClientGone`.
+    Owns: that thread.
     """
-    return (await read_object_and_bytes(request, limit_bytes))[0]
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-bodies")
+
+    async def read(self, request: Request, make: Callable[[dict[str, Any], bytes], T]) -> T:
+        """What `make` makes of the request's JSON object and its bytes as they came; it runs where the parser runs.
+
+        Raises `HttpError` (408, 413, 415), `ClientError` (not a JSON object), `ClientGone`, or what `make` raises.
+        """
+        _check_type(request)
+        raw = await read_body(request, self._limit_bytes)
+        if len(raw) <= AT_ONCE:
+            return make(parse_object(raw), raw)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, _made, raw, make)
 
 
-async def read_object_and_bytes(request: Request, limit_bytes: int) -> tuple[dict[str, Any], bytes]:
-    """The object, and the body as it came, for whoever passes it on."""
-    _check_type(request)
-    raw = await read_body(request, limit_bytes)
-    return parse_object(raw), raw
+def _made(raw: bytes, make: Callable[[dict[str, Any], bytes], T]) -> T:
+    return make(parse_object(raw), raw)
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
@@ -42,13 +60,14 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     more = True
+    clock = asyncio.get_running_loop().time
+    begun_s = clock()
     while more:
+        left_s = begun_s + GRACE_S + size / LEAST_BYTES_PER_S - clock()
         try:
-            message = await asyncio.wait_for(request.receive(), IDLE_TIMEOUT_S)
+            message = await asyncio.wait_for(request.receive(), max(left_s, 0.0))
         except TimeoutError:
-            raise HttpError(
-                408, "the request body did not arrive in time", code="request_timeout", headers={"connection": "close"}
-            ) from None
+            _too_slow()
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk = message.get("body", b"")
@@ -70,12 +89,11 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\x00" in raw[:4]:
         raise ClientError("the request body must be JSON encoded as UTF-8", code="invalid_json")
     try:
-        text = raw.decode("utf-8-sig")
+        text = _decoded(raw)
     except UnicodeDecodeError as error:
-        raise ClientError(
-            f"the request body must be JSON encoded as UTF-8; byte {error.start} is not", code="invalid_json"
-        ) from None
-    value = _loads(text)
+        place = f"byte {error.start} is not" if len(raw) <= AT_ONCE else "some of it is not"
+        raise ClientError(f"the request body must be JSON encoded as UTF-8; {place}", code="invalid_json") from None
+    value = parse(text)
     if not isinstance(value, dict):
         raise ClientError(f"the request body must be a JSON object, got {json_kind(value)}", code="invalid_json")
     if "\\ud" in text or "\\uD" in text:
@@ -83,33 +101,14 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def _loads(text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_constant)
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno} column {error.colno}"
-        raise ClientError(f"the request body is not valid JSON: {error.msg} at {where}", code="invalid_json") from None
-    except RecursionError:
-        raise ClientError("the request body is nested too deeply", code="invalid_json") from None
-    except ClientError:
-        raise
-    except ValueError:  # an integer with thousands of digits
-        raise ClientError("the request body holds a number that is too long", code="invalid_json") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise ClientError(f"the field {name[:60]!r} is given twice", param=name[:60], code="invalid_json")
-            seen.add(name)
-    return out
-
-
-def _constant(name: str) -> NoReturn:
-    raise ClientError(f"the request body is not valid JSON: {name} is not a JSON number", code="invalid_json")
+def _decoded(raw: bytes) -> str:
+    """The text of a body, in steps that are short for other threads. Raises `UnicodeDecodeError`."""
+    if len(raw) <= AT_ONCE:
+        return raw.decode("utf-8-sig")
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    step = 16 * AT_ONCE
+    parts = [decoder.decode(raw[at : at + step]) for at in range(0, len(raw), step)]
+    return "".join([*parts, decoder.decode(b"", True)])
 
 
 def _refuse_half_surrogates(value: dict[str, Any]) -> None:
@@ -165,6 +164,15 @@ def _check_type(request: Request) -> None:
         raise HttpError(
             415, f"Content-Encoding {encoding[:60]!r} is not supported; send it plain", code="unsupported_media_type"
         )
+
+
+def _too_slow() -> NoReturn:
+    raise HttpError(
+        408,
+        f"the request body came too slowly: {GRACE_S:g} s and a second more for each {LEAST_BYTES_PER_S} bytes are allowed",
+        code="request_timeout",
+        headers={"connection": "close"},
+    )
 
 
 def _too_large(limit_bytes: int) -> NoReturn:

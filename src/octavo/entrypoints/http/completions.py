@@ -18,7 +18,7 @@ from octavo.base.params import SamplingParams
 from octavo.entrypoints.http.checks import request_warnings
 from octavo.entrypoints.http.door import Door
 from octavo.entrypoints.http.fields import told
-from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, make_jobs, serve
+from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, amake_jobs, serve
 from octavo.entrypoints.http.logprobs import Piece, Pieces, PromptLines, completion_logprobs, joined, prompt_scores
 from octavo.entrypoints.http.prompts import split_prompts
 from octavo.entrypoints.http.render import render_prompts
@@ -51,7 +51,7 @@ class CompletionRoute:
         check_answers(len(prompts), params.n, door.front.info.max_waiting_requests)
 
         async def prepare() -> "CompletionReply":
-            jobs = make_jobs(door, await render_prompts(door, prompts, req.add_special_tokens), params, req)
+            jobs = await amake_jobs(door, await render_prompts(door, prompts, req.add_special_tokens), params, req)
             echoes = [Echo(False)] * len(jobs)
             if req.echo:
                 echoes = await asyncio.to_thread(echoed, jobs, req, door.tokenizer)

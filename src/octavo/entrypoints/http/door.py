@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from octavo.base.errors import EngineDead, NotFoundError
 from octavo.config.schema import ServerConfig
-from octavo.entrypoints.http.body import read_object
+from octavo.entrypoints.http.body import BodyReader
 from octavo.entrypoints.http.edge import clean_id
 from octavo.entrypoints.http.errors import EngineSilent, ServerStopping
 from octavo.entrypoints.http.fields import read_fields
@@ -36,6 +36,7 @@ class Door:
     clock: Callable[[], float]
     new_id: Callable[[], str]
     bytes_of: Bytes
+    bodies: BodyReader
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -44,7 +45,7 @@ class Door:
 
     async def read(self, kind: type[M], request: Request) -> tuple[M, list[str]]:
         """The request's body as `kind`, with warnings about fields that are not used; raises 4xx errors."""
-        return read_fields(kind, await read_object(request, self.server.max_request_bytes))
+        return await self.bodies.read(request, lambda body, _: read_fields(kind, body))
 
     def model_name(self, given: str | None) -> str:
         """The served name to answer with; an absent name means the one model served here.

@@ -8,7 +8,7 @@ Does not know: routes, sampling, or what fields mean.
 
 import difflib
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -18,7 +18,7 @@ from octavo.base.errors import ClientError
 from octavo.base.numbers import same_json
 from octavo.entrypoints.http.body import json_kind
 from octavo.entrypoints.http.errors import not_available
-from octavo.entrypoints.http.schemas import NOT_SERVED
+from octavo.entrypoints.http.schemas import MOST_CHARS, MOST_ENTRIES, NOT_SERVED
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ def read_fields(kind: type[M], body: dict[str, Any]) -> tuple[M, list[str]]:
 
     Raises `ClientError` with `param` set.
     """
+    _check_sizes(body, kind.model_fields)
     unknown = [name for name in body if name not in kind.model_fields]
     if unknown:
         _check_unknown(unknown, body, tuple(kind.model_fields))
@@ -59,6 +60,20 @@ def read_fields(kind: type[M], body: dict[str, Any]) -> tuple[M, list[str]]:
             _check_unknown(list(value.model_extra), value.model_extra, inner, prefix=f"{field}.")
             unused.extend(f"{field}.{name}" for name in value.model_extra)
     return request, [f"unknown field {_ascii(name)} is ignored" for name in unused]
+
+
+def _check_sizes(body: dict[str, Any], known: Container[str]) -> None:
+    """Refuse a list or object with too many entries before anybody looks at each of them (F80)."""
+    for name, most in MOST_ENTRIES.items():
+        value = body.get(name)
+        if name in known and isinstance(value, list | dict) and len(value) > most:
+            raise ClientError(f"{name} may hold at most {most} entries, got {len(value)}", param=name, code="too_many")
+    for name, most in MOST_CHARS.items():
+        value = body.get(name)
+        for text in value if isinstance(value, list) else [value]:
+            if name in known and isinstance(text, str) and len(text) > most:
+                message = f"a string of {name} may have at most {most} characters, got {len(text)}"
+                raise ClientError(message, param=name, code="too_long")
 
 
 def warning_headers(warnings: Sequence[str], client_id: str) -> dict[str, str]:

@@ -31,6 +31,7 @@ from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.info import EngineInfo
 from octavo.serving.stream import Stream
 
+AT_ONCE = 16  # prompts that are checked without a pause
 Indexed = tuple[int, RequestOutput]  # which prompt of the request, and what came for it
 
 
@@ -51,6 +52,15 @@ def make_jobs(door: Door, inputs: Sequence[EngineInput], params: SamplingParams,
             raise located(renamed(error, limit_names(req)), place, len(inputs)) from None
         jobs.append(Job(each, checked_params))
     return jobs
+
+
+async def amake_jobs(
+    door: Door, inputs: Sequence[EngineInput], params: SamplingParams, req: GenerateRequest
+) -> list[Job]:
+    """`make_jobs`, beside the event loop when there are many."""
+    if len(inputs) <= AT_ONCE:
+        return make_jobs(door, inputs, params, req)
+    return await asyncio.to_thread(make_jobs, door, inputs, params, req)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +148,8 @@ class Run:
         traces = trace_headers(request)
         transfer = transfer_hint(req, self._info, sum(job.params.n for job in jobs))
         for place, job in enumerate(jobs):
+            if place:
+                await asyncio.sleep(0)  # a batch of thousands does not hold up what streams
             try:
                 stream = await self._engine.open(
                     job.input,
@@ -235,7 +247,10 @@ async def serve(
 
     async def begin() -> Reply:
         reply = await prepare()
-        await run.start(reply.jobs(), req, request, client_id)
+        jobs = reply.jobs()
+        if jobs[0].params.bad_words:  # spelled beside the event loop, and remembered
+            await asyncio.to_thread(door.front.limits.bad_words_ids, jobs[0].params)
+        await run.start(jobs, req, request, client_id)
         headers.update(warning_headers(warnings, client_id))
         return reply
 

@@ -69,6 +69,9 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str] | UnsetType = UNSET
 
 
+LONG_PROMPT = 4096  # token ids that are looked at beside the event loop
+
+
 async def render_chat(door: Door, req: ChatRequest | TokenizeRequest) -> EngineInput:
     """The conversation through the template and the tokenizer; raises `ClientError` with the template's words."""
     renderer, template = door.front.renderer, req.chat_template
@@ -94,7 +97,7 @@ async def render_chat(door: Door, req: ChatRequest | TokenizeRequest) -> EngineI
 
 
 async def render_prompts(door: Door, prompts: Sequence[Prompt], add_special_tokens: bool | None) -> list[EngineInput]:
-    """Text prompts through the tokenizer's threads, id prompts as they are."""
+    """Text prompts and long id prompts through the tokenizer's threads, short id prompts as they are."""
     special = add_special_tokens is not False
     return list(await asyncio.gather(*(_render_prompt(door, prompt, special) for prompt in prompts)))
 
@@ -103,7 +106,11 @@ async def _render_prompt(door: Door, prompt: Prompt, special: bool) -> EngineInp
     renderer = door.front.renderer
     if isinstance(prompt, str):
         return await renderer.atext(prompt, add_special_tokens=special)
-    return renderer.tokens(prompt)
+    return await renderer.atokens(prompt) if len(prompt) > LONG_PROMPT else renderer.tokens(prompt)
+
+
+def _texts(door: Door, ids: Sequence[int]) -> list[str]:
+    return [door.tokenizer.token_text(token_id) for token_id in ids]
 
 
 class RenderRoutes:
@@ -179,13 +186,16 @@ class RenderRoutes:
             ids = rendered.prompt_token_ids
             warnings += rendered.warnings
         else:
-            special = req.add_special_tokens is not False
-            ids = tuple(await asyncio.to_thread(door.tokenizer.encode, req.prompt, add_special_tokens=special))
+            rendered = await door.front.renderer.atext(
+                req.prompt, add_special_tokens=req.add_special_tokens is not False
+            )
+            ids = rendered.prompt_token_ids
+        texts = await asyncio.to_thread(_texts, door, ids) if req.return_token_strs else None
         answer = TokenizeAnswer(
             count=len(ids),
             max_model_len=door.front.info.max_model_len,
             tokens=ids,
-            token_strs=[door.tokenizer.token_text(i) for i in ids] if req.return_token_strs else None,
+            token_strs=texts,
             warnings=told(warnings),
         )
         return json_response(answer, headers=self._headers(request, warnings))

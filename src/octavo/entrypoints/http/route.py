@@ -21,7 +21,7 @@ from starlette.routing import Route
 import octavo
 from octavo.base.errors import ClientError, ConfigError
 from octavo.config.schema import RouterConfig, ServerConfig
-from octavo.entrypoints.http.body import read_object_and_bytes
+from octavo.entrypoints.http.body import BodyReader
 from octavo.entrypoints.http.door import TRACE_HEADERS
 from octavo.entrypoints.http.edge import Edge, Keyring
 from octavo.entrypoints.http.errors import NoInstance, ServerStopping
@@ -121,6 +121,7 @@ class _Routes:
         self._relay = relay
         self._client = client
         self._server = server
+        self._bodies = BodyReader(server.max_request_bytes)
 
     async def complete(self, request: Request) -> Response:
         """`POST /v1/completions`."""
@@ -135,7 +136,7 @@ class _Routes:
         ticket = gate.enter()
         streaming = False
         try:
-            body, raw = await read_object_and_bytes(request, self._server.max_request_bytes)
+            body, raw = await self._bodies.read(request, lambda body, raw: (body, raw))
             if body.get(PARAMS):  # whoever may choose them chooses what our servers connect to
                 raise ClientError(f"{PARAMS} is between the router and its servers; leave it out", param=PARAMS)
             asked = Asked(kind=kind, body=body, raw=raw, headers=_passed_on(request))

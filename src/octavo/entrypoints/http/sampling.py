@@ -15,8 +15,6 @@ from octavo.base.types import OutputKind
 from octavo.entrypoints.http.errors import not_available
 from octavo.entrypoints.http.schemas import ChatRequest, CompletionRequest, GenerateRequest
 
-MAX_STOPS = 64
-MAX_BAD_WORDS = 256
 _COPIED = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
@@ -128,12 +126,6 @@ def check_common(req: GenerateRequest) -> None:
         raise ClientError(
             "stream_options.continuous_usage_stats needs stream_options.include_usage: true",
             param="stream_options.continuous_usage_stats",
-        )
-    if isinstance(req.stop, list) and len(req.stop) > MAX_STOPS:
-        raise ClientError(f"stop may hold at most {MAX_STOPS} strings, got {len(req.stop)}", param="stop")
-    if req.bad_words and len(req.bad_words) > MAX_BAD_WORDS:
-        raise ClientError(
-            f"bad_words may hold at most {MAX_BAD_WORDS} strings, got {len(req.bad_words)}", param="bad_words"
         )
     _check_format(req.response_format)
 

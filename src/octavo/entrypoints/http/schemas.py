@@ -7,12 +7,34 @@ Does not know: what is done with a field.
 
 from typing import Annotated, Any, Final, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from octavo.base.numbers import whole
 
 STRICT: Final = ConfigDict(strict=True, extra="allow", protected_namespaces=(), hide_input_in_errors=True)
 PRIORITY_LIMIT: Final = 2**31 - 1
+
+# Most entries of a field (F80). `fields` looks at these numbers before anything looks at the entries.
+MOST_ENTRIES: Final = {
+    "stop": 64,
+    "stop_token_ids": 1024,
+    "bad_words": 256,
+    "allowed_token_ids": 16384,
+    "logit_bias": 4096,
+    "messages": 4096,
+    "tools": 1024,
+    "documents": 1024,
+    "modalities": 16,
+    "chat_template_kwargs": 256,
+    "tokens": 262144,
+}
+
+
+MOST_CHARS: Final = {"stop": 1024, "bad_words": 256}  # of each string
+
+# How the schema says so; that there must be something in such a string, `SamplingParams` checks.
+Stop = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MOST_CHARS["stop"]})]
+BadWord = Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MOST_CHARS["bad_words"]})]
 
 
 def _as_whole(value: Any) -> Any:
@@ -60,13 +82,13 @@ class GenerateRequest(BaseModel):
     seed: Count | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None
-    stop: str | list[str] | None = None
+    stop: Stop | list[Stop] | None = None
     stop_token_ids: Tokens | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    bad_words: list[str] | None = None
+    bad_words: list[BadWord] | None = None
     allowed_token_ids: Tokens | None = None
     logit_bias: dict[str, float] | None = Field(None, description="Token id to bias in -100..100.")
     prompt_logprobs: Count | None = Field(None, description="Scores of the prompt's tokens, this many beside each.")
