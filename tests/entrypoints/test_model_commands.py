@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -176,3 +177,64 @@ def test_f01_names_that_mean_nothing_end_in_one_sentence(home: dict[str, str], a
     done = octavo(home, *args)
     assert done.returncode == 1
     assert words in last(done)
+
+
+@pytest.mark.parametrize("args", [["pull"], ["pull", "me/tiny"], ["run", "me/tiny", "hello"]])
+@pytest.mark.parametrize("place", ["{home}/file/cache", "/proc/octavo"])
+def test_f58_a_cache_folder_that_cannot_be_made_is_one_sentence(
+    home: dict[str, str], tmp_path: Path, args: list[str], place: str
+) -> None:
+    """F58."""
+    (tmp_path / "file").write_text("")
+    place = place.format(home=tmp_path)
+    done = octavo({**home, "OCTAVO_CACHE": place}, *args)
+    assert done.returncode == 1
+    assert f"the cache folder {place} cannot be written" in last(done)
+    assert last(done).endswith("set OCTAVO_CACHE to a folder that can")
+
+
+def within_permissions(home: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
+    """The command as a user whom permissions bind, which they do not where tests run as root."""
+    caps = "-dac_override,-dac_read_search"
+    bound = ["setpriv", f"--bounding-set={caps}", f"--inh-caps={caps}"] if os.geteuid() == 0 else []
+    return subprocess.run([*bound, *OCTAVO, *args], env=home, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def test_f58_a_home_that_cannot_be_written_is_one_sentence(home: dict[str, str], tmp_path: Path) -> None:
+    """F58: HOME read-only at the first pull."""
+    place = tmp_path / "locked"
+    place.mkdir(mode=0o555)
+    for args in (["pull"], ["pull", "me/tiny"], ["complete", "hello"]):
+        done = within_permissions({**home, "HOME": str(place), "OCTAVO_CACHE": ""}, *args)
+        assert done.returncode == 1
+        assert f"the cache folder {place}/.cache/octavo cannot be written (Permission denied)" in last(done)
+
+
+@pytest.mark.parametrize(
+    "locked",
+    [".", "config.json", "tokenizer.json", "model.safetensors", "generation_config.json", "tokenizer_config.json"],
+)
+def test_f58_a_model_that_this_user_may_not_read_is_one_sentence(
+    home: dict[str, str], tmp_path: Path, locked: str
+) -> None:
+    """F58: the folder, and each file of it."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama(), folder)
+    (folder / "generation_config.json").write_text("{}")
+    (folder / locked).chmod(0)
+    try:
+        done = within_permissions(home, "complete", "hello", "--model", str(folder), "--max-tokens", "1")
+    finally:
+        (folder / locked).chmod(0o755)
+    assert done.returncode == 1
+    assert str(folder) in last(done)
+    assert "cannot be read" in last(done)
+    assert "ermission denied" in last(done) or "may not look" in last(done)
+
+
+@pytest.mark.parametrize("lengths", ["0", "1,0", "0k"])
+def test_f58_lengths_of_nothing_are_refused(home: dict[str, str], lengths: str) -> None:
+    """F58."""
+    done = octavo(home, "plan", str(tiny_llama()), "--lengths", lengths)
+    assert done.returncode == 2
+    assert last(done) == f"octavo: --lengths must be at least 1 token each, got {lengths}."

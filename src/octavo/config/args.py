@@ -153,9 +153,21 @@ def _to_texts(value: Any, name: str) -> tuple[str, ...]:
     if not isinstance(texts, list | tuple):
         raise ConfigError(f"{name} must be text, or a list of texts, got {shown(value)}.")
     found = tuple(str(text) for text in texts)
+    for text in found:
+        _check_text(text, name)
     if not found or not all(found):
         raise ConfigError(f"{name} must not be empty; leave it out instead.")
     return found
+
+
+def _check_text(text: str, name: str) -> None:
+    """Bytes that are no text cannot be sent to the engine's process, shown to clients, or opened by every library."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{name} must be text in UTF-8, got {shown(text)}; give a path another name, or a link."
+        ) from None
 
 
 def _plain_type(hint: Any) -> Any:
@@ -183,6 +195,8 @@ def _to_plain(kind: Any, value: Any, name: str) -> Any:
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{name} must be {words.get(kind, kind)}, got {shown(value)}.") from None
+    if kind is str:
+        _check_text(plain, name)
     if plain == "":
         raise ConfigError(f"{name} must not be empty; leave it out instead.")
     return plain

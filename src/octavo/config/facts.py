@@ -44,7 +44,11 @@ def read_generation_defaults(path: str | Path, *, neutral: bool = False) -> tupl
     Raises `LoadError` for a damaged file.
     """
     folder = Path(path)
-    if folder.is_dir() and ((folder / "generation_config.json").exists() or not _ggufs(folder)):
+    try:
+        own = folder.is_dir() and ((folder / "generation_config.json").exists() or not _ggufs(folder))
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+    if own:
         place = folder / "generation_config.json"
         eos, sampling = hf_generation_defaults(folder)
     else:
@@ -61,7 +65,17 @@ def read_generation_defaults(path: str | Path, *, neutral: bool = False) -> tupl
 
 def model_place(path: str | Path) -> Path:
     """The folder with config.json, or the GGUF file, that `path` means."""
-    place = Path(path)
+    try:
+        return _place(Path(path))
+    except OSError as error:  # no permission, a disk that fails, something that is no file
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: str | Path, error: OSError) -> LoadError:
+    return LoadError(f"{path} cannot be read: {error.strerror}; see that this user may read all of it")
+
+
+def _place(place: Path) -> Path:
     if not place.exists():
         raise LoadError(f"{place} does not exist; give a model folder, a GGUF file, or a name that was pulled")
     if place.is_file():

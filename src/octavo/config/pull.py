@@ -41,6 +41,8 @@ def _path(name: str) -> Path | None:
         place = Path(name).expanduser()
         if place.exists():
             return place
+    except PermissionError:
+        raise LoadError(f"{name} cannot be read: this user may not look into the folder it is in") from None
     except (OSError, RuntimeError, ValueError):  # too long, of a user who does not exist, no text for a file system
         pass
     return None

@@ -314,8 +314,8 @@ def _wait_for(lock: Path, what: str, say: Callable[[str], None]) -> int:
     """Wait until nobody else holds the lock file, and hold it."""
     said = False
     while True:
+        lock.parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
             return _take(lock)
         except FileNotFoundError:  # the folder went while we came
             continue

@@ -5,9 +5,11 @@ with 1, and the last line says what to do.
 Does not know: what commands do.
 """
 
+import io
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
 
 from octavo import __version__
 from octavo.base.errors import ClientError, ConfigError, OctavoError
@@ -24,6 +26,7 @@ EXIT_INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
+    _print_anything(sys.stdout)
     if args and args[0] in ("-V", "--version", "version"):
         _print(f"octavo {__version__}")
         return 0
@@ -87,6 +90,12 @@ def _help(prefix: str, about: str, commands: Mapping[str, Command]) -> str:
     lines += [f"  {name:<{width}}{command.help}" for name, command in commands.items()]
     lines += ["", f"'octavo {prefix}COMMAND --help' shows a command's options; 'octavo --version' the version."]
     return "\n".join(lines)
+
+
+def _print_anything(out: TextIO) -> None:
+    """A path whose bytes are no text comes out as it came in; what the terminal cannot show is written as its number."""
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="surrogateescape" if out.encoding.lower() == "utf-8" else "backslashreplace")
 
 
 def _print(text: str) -> None:

@@ -98,6 +98,9 @@ def test_what_each_tier_holds_is_said_at_the_start():
         (("file:///a?full_above=much",), "full_above must be a size such as"),
         (("s3:///prefix",), "give the bucket as s3://bucket/prefix"),
         (("s3://bucket?endpoint=here:9000",), "the endpoint is a URL such as http://10.0.0.2:9000, got 'here:9000'"),
+        (("http://[",), "'http://.' is no URL"),  # F58, and the next two
+        (("redis://host:99999/0",), "'redis://host:99999/0' is no URL .Port out of range"),
+        (("s3://bucket?endpoint=http://[",), "'http://.' is no URL"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_address(texts, error):

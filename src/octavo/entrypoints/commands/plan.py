@@ -19,7 +19,7 @@ from octavo.config.pull import pull_model
 from octavo.config.resolve import Resolved, resolve
 from octavo.config.schema import EngineConfig
 from octavo.engine.startup import decide_layout, executors, size_text, worker_config
-from octavo.entrypoints.commands.arguments import Call
+from octavo.entrypoints.commands.arguments import Call, UsageError
 from octavo.entrypoints.commands.console import progress
 from octavo.executor.api import LoadReport, ProfileReport
 from octavo.inputs.tokenizer import tokenizer_warning
@@ -31,7 +31,7 @@ DEFAULT_LENGTHS = (512, 2048, 8192, 32768)
 
 def run(call: Call) -> int:
     """Print the plan."""
-    config = engine_config(call.given)
+    config, lengths = engine_config(call.given), _lengths(call.arguments.lengths)
     path = pull_model(config.model.model or EMBEDDED_NAME, call.env, progress())
     facts = read_model_facts(str(path))
     plugins = with_required(call.env.plugins, config.plugins.require_plugin)
@@ -42,7 +42,7 @@ def run(call: Call) -> int:
         described = executor.describe(worker_config(resolved.config, facts, device, plugins=plugins))
     finally:
         executor.stop()
-    plan = make_plan(config, resolved, described, device, _lengths(call.arguments.lengths))
+    plan = make_plan(config, resolved, described, device, lengths)
     warning = tokenizer_warning(str(path), config.model.pre_tokenizer)
     plan["warnings"] = [] if warning is None else [warning]
     text = json.dumps(plan, indent=1) if call.arguments.json else "\n".join(_lines(plan))
@@ -61,7 +61,10 @@ def _device(found: DeviceFacts, memory: str | None) -> DeviceFacts:
 def _lengths(text: str | None) -> tuple[int, ...]:
     if text is None:
         return DEFAULT_LENGTHS
-    return tuple(parse_count(part, "--lengths") for part in text.split(","))
+    found = tuple(parse_count(part, "--lengths") for part in text.split(","))
+    if min(found) < 1:
+        raise UsageError(f"--lengths must be at least 1 token each, got {text}.")
+    return found
 
 
 def make_plan(

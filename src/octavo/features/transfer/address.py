@@ -8,7 +8,7 @@ Does not know: what a tier does.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import KVLayout
@@ -88,9 +88,18 @@ def parse_tiers(texts: tuple[str, ...]) -> tuple[TierAddress, ...]:
     return (hosts[0], *others)
 
 
+def _url(part: str, text: str) -> SplitResult:
+    try:
+        url = urlsplit(part)
+        _ = url.port  # read only when it is asked for
+    except ValueError as error:
+        raise ConfigError(f"--kv-tier {text}: {part!r} is no URL ({error})") from None
+    return url
+
+
 def parse_tier(text: str) -> TierAddress:
     """One address. Raises `ConfigError`."""
-    url = urlsplit(text)
+    url = _url(text, text)
     kind = url.scheme or url.path
     if kind not in KNOWN_OPTIONS:
         raise ConfigError(f"--kv-tier {text}: there is no tier {kind!r}; there are {', '.join(sorted(KNOWN_OPTIONS))}")
@@ -114,6 +123,8 @@ def parse_tier(text: str) -> TierAddress:
     endpoint = options.get("endpoint")
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"--kv-tier {text}: the endpoint is a URL such as http://10.0.0.2:9000, got {endpoint!r}")
+    if endpoint is not None:
+        _url(endpoint, text)
     if kind == "peer":
         parse_listen(place, f"--kv-tier {text}")
     if kind == HOST and size is None:
