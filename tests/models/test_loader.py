@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -81,8 +82,6 @@ def test_gguf_gives_the_same_logits_as_its_folder(tmp_path: Path, maker: Callabl
 
 
 def test_gguf_rotary_divisors_are_used(tmp_path: Path) -> None:
-    import numpy as np
-
     folder = tiny_llama()
     plain = write_gguf(folder, tmp_path / "a.gguf")
     ones = write_gguf(folder, tmp_path / "b.gguf", tensors={"rope_freqs.weight": np.ones(8, np.float32)})
@@ -195,9 +194,79 @@ def test_extra_tensors_are_left_out_with_a_warning_load_01(tmp_path: Path) -> No
     assert torch.equal(logits(loaded), logits(load(tiny_llama())))
 
 
-def test_rotary_tables_and_tied_heads_are_no_surprise(tmp_path: Path) -> None:
-    folder = with_tensors(tmp_path, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(8))
+HARMLESS = {
+    "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),
+    "model.layers.0.self_attn.rotary_emb.cos_cached": torch.ones(8),
+    "model.layers.0.self_attn.masked_bias": torch.tensor(-1e9),
+    "model.layers.1.self_attn.bias": torch.ones(1, 1, 4, 4),
+    "model.layers.1.self_attn.k_scale": torch.ones(1),
+    "model.layers.1.self_attn.v_proj.output_scale": torch.ones(1),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_is_no_weight_is_no_surprise(tmp_path: Path, name: str) -> None:
+    """F09: the list of what may be skipped, each with its reason in the code."""
+    folder = with_tensors(tmp_path, **{name.replace(".", "__"): HARMLESS[name]})
     assert load(folder).notes == ()
+
+
+LOST = [
+    "model.layers.0.self_attn.q_proj.bias",
+    "model.layers.1.self_attn.o_proj.bias",
+    "model.layers.1.mlp.down_proj.bias",
+    "model.layers.0.self_attn.q_norm.weight",
+    "model.layers.1.pre_feedforward_layernorm.weight",
+    "model.layers.0.input_layernorm.bias",
+    "model.embed_norm.weight",
+    "model.norm.bias",
+    "lm_head.bias",
+]
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_tensor_of_the_models_own_parts_that_nothing_takes_is_an_error(tmp_path: Path, name: str) -> None:
+    """F09: biases and norms that config.json does not tell of are never left out in silence."""
+    folder = with_tensors(tmp_path, **{name.replace(".", "__"): torch.ones(64)})
+    refused(folder, rf"holds the tensor '{name}', and LlamaForCausalLM has no use for it")
+
+
+def test_biases_of_zeros_add_nothing(tmp_path: Path) -> None:
+    """F09: some tools write one for every layer."""
+    folder = with_tensors(tmp_path, model__layers__0__self_attn__q_proj__bias=torch.zeros(64))
+    assert torch.equal(logits(load(folder)), logits(load(tiny_llama())))
+
+
+@pytest.mark.parametrize("name", ["blk.1.attn_q.bias", "blk.0.attn_sinks.weight", "blk.0.attn_qkv.weight", "token_embd_norm.weight", "output_norm.bias"])  # fmt: skip
+def test_a_gguf_tensor_that_nothing_takes_is_an_error(tmp_path: Path, name: str) -> None:
+    """F09: the same for GGUF files, whose facts are taken from their first layer."""
+    path = write_gguf(tiny_llama(), tmp_path / "m.gguf", tensors={name: np.ones(64, np.float32)})
+    refused(path, rf"holds the tensor '{name}', and LlamaForCausalLM has no use for it")
+
+
+def test_a_stored_head_that_differs_is_used_though_the_configuration_ties_it(tmp_path: Path) -> None:
+    """F09: as Transformers does, which leaves the two untied."""
+    lines: list[str] = []
+    folder = tiny_llama(tmp_path / "m", tie_word_embeddings=True)
+    tied = load(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(logits(load(folder, progress=lines.append)), logits(tied)) and lines == []
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].flip(0).contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    loaded = load(folder, progress=lines.append)
+    torch.testing.assert_close(logits(loaded), reference(folder), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(logits(loaded), logits(tied), atol=0.1)
+    assert len(lines) == 1 and "lm_head.weight" in lines[0] and "they differ" in lines[0]
+
+
+def test_a_head_of_its_own_in_a_gguf_file_is_used(tmp_path: Path) -> None:
+    """F09: a GGUF file has no flag; what it holds counts."""
+    folder = tiny_llama()
+    torch.testing.assert_close(
+        logits(load(write_gguf(folder, tmp_path / "m.gguf"))), reference(folder), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ Does not know: file formats, any architecture, or how weights come in (see `mode
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -26,6 +26,16 @@ from octavo.ops.registry import OpRegistry, Ops
 from octavo.platforms import lean
 from octavo.quant.api import LinearScheme, NamedLinear, NamedScheme, Piece
 from octavo.quant.schemes import make_scheme
+
+# Tensors that checkpoints hold and no model computes with, with the reason (whole names).
+NO_WEIGHTS: Final[Mapping[str, str]] = {
+    r".*\.rotary_emb\.inv_freq": "a table that is made anew",
+    r".*\.rotary_emb\.(cos|sin)_cached": "a table that is made anew",
+    r".*\.masked_bias": "a constant of old attention code",
+    r".*\.(attn|attention|self_attn)\.bias": "a causal mask",
+    r".*\.self_attn\.(attn\.)?[kv]_scale": "a scale for an fp8 cache; this one measures its own",
+    r".*\.[kv]_proj\.([kv]_scale|output_scale)": "a scale for an fp8 cache; this one measures its own",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +89,18 @@ class WeightMap:
 
     `fused[leaf] = (module, shard)`: the checkpoint's module `leaf` is one shard of our `module`.
     `renamed` replaces the beginning of a name, first match wins. `skipped` are patterns (whole name) of tensors
-    that are not weights (rotary tables) or are shared with another (a tied head).
+    that are read elsewhere. `tied` are tensors that are another one's, as the configuration says (a head).
     """
 
     fused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     renamed: tuple[tuple[str, str], ...] = ()
     skipped: tuple[str, ...] = ()
+    tied: Mapping[str, str] = field(default_factory=dict)
     gguf: GGUFNames = field(default_factory=lambda: GGUFNames(names={}))
 
     def target(self, name: str) -> Target | None:
         """Where the tensor `name` goes; None when it may be skipped. An unknown name maps to itself."""
-        if any(re.fullmatch(pattern, name) for pattern in self.skipped):
+        if name in self.tied or any(re.fullmatch(pattern, name) for pattern in (*self.skipped, *NO_WEIGHTS)):
             return None
         for old, new in self.renamed:
             if name.startswith(old):

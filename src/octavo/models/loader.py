@@ -8,7 +8,7 @@ Does not know: file formats (see `models.weights`, `models.packed`), or any arch
 
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from octavo.attention.api import Backend
 from octavo.base.errors import LoadError
 from octavo.base.kvspec import KVSpec
 from octavo.config.facts import ModelFacts
-from octavo.models.build import BuildContext, BuildSettings, Placeable, Target, WeightMap, build_context, build_model
+from octavo.models.build import BuildContext, BuildSettings, Target, WeightMap, build_context, build_model
+from octavo.models.checkpoint import check_checkpoint, separate_head
 from octavo.models.filling import Filling, check, expects, materialize, model_state, restore_state, wanted, weight_bytes
 from octavo.models.fingerprint import fingerprint
 from octavo.models.packed import DamagedError, PackedFile, PackedFolder, Writing
@@ -35,15 +36,6 @@ _RANDOM_ROWS = 256  # drawn from one seed
 _PROGRESS_BYTES = 512 << 20  # between two lines
 _AHEAD_BYTES = 64 << 20  # that the system is asked to read before they are needed
 _WORTH_KEEPING_BYTES = 16 << 20  # smaller models load as fast from their own files
-_QUANTIZED_ENDINGS = (
-    ".qweight",
-    ".qzeros",
-    ".scales",
-    ".weight_packed",
-    ".weight_scale",
-    ".weight_scale_inv",
-    ".absmax",
-)
 
 
 def _silent(line: str) -> None:
@@ -107,7 +99,10 @@ def load_model(
     started = clock()
     source = source or WeightSource()
     ctx = _context(facts, settings)
-    filled = _randomly(ctx, source.seed) if source.load_format == "dummy" else _from_files(ctx, source, progress)
+    if source.load_format == "dummy":
+        filled = _randomly(ctx, source.seed)
+    else:
+        filled = _from_files(_with_stored_head(ctx, settings, source, progress), source, progress)
     model = filled.model
     return LoadedModel(
         model=model,
@@ -164,6 +159,20 @@ def _from_files(ctx: BuildContext, source: WeightSource, progress: Progress) -> 
     return _Filled(model=model, source=_named(stored), notes=notes, writing=writing)
 
 
+def _with_stored_head(
+    ctx: BuildContext, settings: BuildSettings, source: WeightSource, progress: Progress
+) -> BuildContext:
+    """The same, or one without tied embeddings where the files hold a head that differs."""
+    weight_map = _weight_map(ctx.facts, ctx.plugins)
+    if not weight_map.tied:
+        return ctx
+    said = separate_head(ctx.facts, weight_map, open_checkpoint(ctx.facts, weight_map.gguf, source.load_format))
+    if said is None:
+        return ctx
+    progress(f"warning: {said}")
+    return _context(replace(ctx.facts, tie_embeddings=False), settings)
+
+
 def _from_packed(ctx: BuildContext, source: WeightSource, key: str, progress: Progress) -> nn.Module | None:
     """The model over packed weights; None when there are none, or none that are right, which is said."""
     folder = source.packed
@@ -208,92 +217,6 @@ def _named(stored: Sequence[StoredTensor]) -> str:
 def _weight_map(facts: ModelFacts, plugins: tuple[str, ...] | None) -> WeightMap:
     found: WeightMap = resolve(facts.architecture, architectures(plugins)).weight_map(facts)
     return found
-
-
-# ---- the checkpoint against the model -----------------------------------------------------------
-
-
-def check_checkpoint(
-    model: nn.Module, facts: ModelFacts, weight_map: WeightMap, stored: Iterable[StoredTensor]
-) -> tuple[list[tuple[StoredTensor, Target]], tuple[str, ...]]:
-    """Where each tensor goes, layer by layer, and warnings about those that go nowhere; nothing is read.
-
-    Raises `LoadError` when a tensor is missing, of a wrong shape, or not made of floats.
-    """
-    missing = set(wanted(model))
-    places: list[tuple[StoredTensor, Target]] = []
-    extra: list[str] = []
-    for tensor in stored:
-        target = weight_map.target(tensor.name)
-        if target is None:
-            continue
-        if target in missing:
-            _check_one(model, facts, tensor, target)
-            missing.discard(target)
-            places.append((tensor, target))
-        elif _takes(model, target, tensor):
-            places.append((tensor, target))
-        else:
-            extra.append(tensor.stored_name)
-    if missing:
-        raise LoadError(_missing_message(facts, weight_map, missing, extra))
-    order = {name: number for number, (name, _) in enumerate(model.named_modules())}
-    places.sort(key=lambda place: order[place[1].parameter.rpartition(".")[0]])
-    return places, (_extra_message(facts, extra),) if extra else ()
-
-
-def _check_one(model: nn.Module, facts: ModelFacts, tensor: StoredTensor, target: Target) -> None:
-    where = f"tensor {tensor.stored_name!r} in {tensor.file.path}"
-    try:
-        check(model, target, tensor)
-    except LoadError as error:
-        if isinstance(error.__cause__, WrongKindError):
-            hint = "the weights look quantized, but config.json has no quantization_config"
-            raise LoadError(
-                f"{where} has type {tensor.kind}, but {facts.architecture} needs floats there: {hint}"
-            ) from None
-        why = str(error).partition("does not fit: ")[2] or str(error)
-        raise LoadError(f"{where} does not fit {facts.architecture}: {why} (config.json of another model?)") from None
-
-
-def _takes(model: nn.Module, target: Target, tensor: StoredTensor) -> bool:
-    """True when a module accepts this tensor although it needs none, such as GGUF's rotary divisors."""
-    try:
-        if not isinstance(model.get_submodule(target.parameter.rpartition(".")[0]), Placeable):
-            return False
-        check(model, target, tensor)
-    except (AttributeError, LoadError):
-        return False
-    return True
-
-
-def _missing_message(facts: ModelFacts, weight_map: WeightMap, missing: set[Target], extra: list[str]) -> str:
-    names = sorted(_checkpoint_name(target, weight_map) for target in missing)
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    if any(name.endswith(_QUANTIZED_ENDINGS) for name in extra):
-        why = "its tensors look quantized, but config.json has no quantization_config"
-    elif extra:
-        why = (
-            f"it has others that {facts.architecture} does not know, such as {extra[0]}: config.json of another model?"
-        )
-    else:
-        why = "an interrupted download? fetch it again"
-    return f"{facts.source} lacks {len(names)} tensors that {facts.architecture} needs: {shown} ({why})"
-
-
-def _extra_message(facts: ModelFacts, extra: list[str]) -> str:
-    shown = ", ".join(sorted(extra)[:3]) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")
-    return f"{len(extra)} tensors of the checkpoint have no place in {facts.architecture} and were left out: {shown}"
-
-
-def _checkpoint_name(target: Target, weight_map: WeightMap) -> str:
-    """The checkpoint's name of what goes to `target`."""
-    module, _, ending = target.parameter.rpartition(".")
-    parent, _, ours = module.rpartition(".")
-    for leaf, fused in weight_map.fused.items():
-        if fused == (ours, target.shard):
-            return f"{parent}.{leaf}.{ending}"
-    return target.parameter
 
 
 # ---- filling ------------------------------------------------------------------------------------

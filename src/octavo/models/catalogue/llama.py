@@ -184,12 +184,8 @@ class LlamaForCausalLM(nn.Module):
         interleaved = facts.architecture in INTERLEAVED_IN_GGUF
         return WeightMap(
             fused=FUSED,
-            skipped=(
-                r".*\.rotary_emb\.inv_freq",
-                r".*\.rotary_emb\.(cos|sin)_cached",
-                r"rope_factors_(long|short)\.weight",  # a GGUF file's; the facts hold them
-                *((r"lm_head\.weight",) if facts.tie_embeddings else ()),
-            ),
+            skipped=(r"rope_factors_(long|short)\.weight",),  # a GGUF file's; the facts hold them
+            tied={"lm_head.weight": "model.embed_tokens.weight"} if facts.tie_embeddings else {},
             gguf=GGUFNames(
                 names=GGUF_NAMES,
                 exact={"rope_freqs.weight": "model.rotary.frequency_divisors"},
