@@ -68,6 +68,7 @@ def made(monkeypatch):
     monkeypatch.setattr(tier_threads, "TIERS", {"file": "anything"})
     monkeypatch.setattr(tier_threads, "load_target", lambda target: make)
     monkeypatch.setattr(agent, "CLOSE_S", 0.3)
+    monkeypatch.setattr(agent, "measure", lambda *_: {})
     part = TransferAgent(
         ("host?size=64KiB", "file:///fails", "file:///hangs", "file:///slow"), {"a": "b"}, PeerDoor(None)
     )

@@ -50,13 +50,13 @@ def figures(parts):
     return found
 
 
-def run(turns=TURNS, path=None, together=False, **options):
+def run(turns=TURNS, path=None, together=False, try_again=1, **options):
     """Token ids of each turn, and of where its prefix came from.
 
     Models this small are often computed faster than a tier gives; here tiers are asked all the same.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "TRY_AGAIN", 1)
+        patch.setattr(search, "TRY_AGAIN", try_again)
         with LLM(model=str(path or checkpoints.tiny_llama()), **{**BASE, **options}) as llm:
             batches = [turns] if together else [[turn] for turn in turns]
             outs = [out for batch in batches for out in llm.generate(batch, GREEDY, use_tqdm=False)]

@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import KVLayout
 from octavo.config.args import parse_size
+from octavo.features.transfer.plan import Speeds
 
 HOST = "host"
 DEFAULT_HOST_BYTES = 1 << 30
@@ -238,19 +239,20 @@ def _round(num_bytes: int) -> str:
     return f"{gib}GiB" if gib else f"{max(1, num_bytes >> 20)}MiB"
 
 
-def describe(texts: tuple[str, ...], layout: KVLayout, speeds: Mapping[str, float]) -> tuple[str, ...]:
+def describe(texts: tuple[str, ...], layout: KVLayout, speeds: Speeds) -> tuple[str, ...]:
     """What each tier holds, for people: one line a tier; and what a hit is worth, where that was measured."""
     size = min(g.spec.block_size for g in layout.groups)
     tiers = parse_tiers(texts)
     unit, per_token = row_bytes(layout, tiers[0].blocks), layout.block_bytes / size
     lines = []
     for tier in tiers:
-        if tier.size is None:
-            lines.append(f"KV tier {tier.name}: no limit of ours")
-            continue
-        tokens = int(tier.size // unit * unit / per_token)
-        lines.append(f"KV tier {tier.name}: {_size(tier.size)}, about {tokens:,} tokens")
-    computing, loading = speeds.get("prompt_tokens_per_s", 0.0), speeds.get("load_bytes_per_s", 0.0)
+        holds = "no limit of ours"
+        if tier.size is not None:
+            holds = f"{_size(tier.size)}, about {int(tier.size // unit * unit / per_token):,} tokens"
+        reading = speeds.read_bytes_per_s.get(tier.name, 0.0)
+        gives = f"; it gives a block of {size} tokens in {_time(layout.block_bytes / reading)}" if reading else ""
+        lines.append(f"KV tier {tier.name}: {holds}{gives}")
+    computing, loading = speeds.prompt_tokens_per_s, speeds.load_bytes_per_s
     if computing and loading:
         lines.append(
             f"KV tiers: a block of {size} tokens is computed in about {_time(size / computing)} and copied from the host "

@@ -9,6 +9,7 @@ its *key*: the last block's hash and the group (TIR-2). A *row* is a place for o
 ones, by its number in the order of lookup.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -57,11 +58,25 @@ class TransferPlan(PlanPart, frozen=True, kw_only=True):
 
 
 class Speeds(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured at the start; 0 where nothing could be (TIR-33)."""
+    """What was measured at the start; 0, or no entry, where nothing could be (TIR-33)."""
 
     prompt_tokens_per_s: float = 0.0
     load_bytes_per_s: float = 0.0  # host memory to KV blocks
     store_bytes_per_s: float = 0.0  # the other way
+    read_bytes_per_s: dict[str, float] = {}  # a tier, by name, to host memory
+
+    @staticmethod
+    def of(speeds: Mapping[str, float]) -> "Speeds":
+        """From what the engine's start collects, which is flat: a tier's speed is called `tier_speed` of its name."""
+        prefix = tier_speed("")
+        tiers = {name.removeprefix(prefix): value for name, value in speeds.items() if name.startswith(prefix)}
+        rest = {name: value for name, value in speeds.items() if not name.startswith(prefix)}
+        return Speeds(read_bytes_per_s=tiers, **rest)
+
+
+def tier_speed(name: str) -> str:
+    """What the speed of reading from a tier is called among all that was measured."""
+    return f"read_bytes_per_s.{name}"
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -352,8 +352,10 @@ def make(
     Raises `ConfigError` for an address that cannot be.
     """
     host, *others = parse_tiers(tiers)
+    measured = Speeds.of(speeds)
     rows = num_rows(layout, host)
-    events = EventLog() if record_events else NoEvents()
+    # A chunk of several blocks is known by its last one; who follows blocks one by one could make nothing of that.
+    events = EventLog() if record_events and host.blocks == 1 else NoEvents()
     stack = TierStack(
         PrimaryTier(rows, make_policy(host.policy, rows), events),
         [
@@ -366,6 +368,7 @@ def make(
                 high_mark=1 / tier.thin_below,
                 low_mark=1 / tier.full_above,
                 limit_s=tier.timeout_s,
+                read_bytes_per_s=measured.read_bytes_per_s.get(tier.name, 0.0),
             )
             for tier in others
         ],
@@ -378,6 +381,6 @@ def make(
         chunks=Chunks(sizes, hash_block_size, host.blocks),
         clock=clock,
         bytes_per_token=sum(chunk_bytes(layout, group) / size for group, size in enumerate(sizes)),
-        speeds=Speeds(**speeds),
+        speeds=measured,
         events=events,
     )

@@ -15,6 +15,7 @@ from octavo.features.transfer.connector import ControlContext, load
 from octavo.features.transfer.control import disagg, offload
 from octavo.features.transfer.control.producer import BlocksOf
 from octavo.features.transfer.handover import Role
+from octavo.features.transfer.plan import Speeds
 from octavo.kvcache.hashing import make_hasher
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def host_bytes(cache: CacheConfig, available: int) -> int:
 
 def describe(cache: CacheConfig, layout: KVLayout, speeds: Mapping[str, float]) -> tuple[str, ...]:
     """What was asked for, for people: a line for each."""
-    lines = address.describe(cache.tiers, layout, speeds) if cache.tiers else ()
+    lines = address.describe(cache.tiers, layout, Speeds.of(speeds)) if cache.tiers else ()
     if cache.kv_role is not None:
         is_reached = Role(cache.kv_role).produces and "://" not in cache.kv_transport
         reached = f", reached at {cache.kv_listen}" if is_reached else ""

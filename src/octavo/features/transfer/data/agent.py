@@ -29,10 +29,20 @@ from octavo.features.transfer.data.handover import HandoverAgent
 from octavo.features.transfer.data.lane import Lane, Outbox
 from octavo.features.transfer.data.ledger import RowLedger
 from octavo.features.transfer.data.peer_server import PeerDoor, RowGiver
+from octavo.features.transfer.data.probe import measure
 from octavo.features.transfer.data.regions import HostRegion, KVRegion, regions_of
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.tier_threads import TierThreads
-from octavo.features.transfer.plan import NO_BLOCK, Copy, JobReport, TierJob, TierJobKind, TransferPlan, TransferReport
+from octavo.features.transfer.plan import (
+    NO_BLOCK,
+    Copy,
+    JobReport,
+    TierJob,
+    TierJobKind,
+    TransferPlan,
+    TransferReport,
+    tier_speed,
+)
 from octavo.worker.batch import InputBatch
 from octavo.worker.memory import KVMemory
 from octavo.worker.seams import DataPart, NullPart
@@ -78,7 +88,7 @@ class TransferAgent(NullPart):
         self._speeds: dict[str, float] = {}
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
-        """`speeds`: bytes a second between KV blocks and host memory. `place`: where other processes find the latter."""
+        """`speeds`: bytes a second between KV blocks, host memory and tiers. `place`: where other processes find the latter."""
         return {
             "speeds": lambda: dict(self._speeds),
             "place": lambda: None if (place := self._need_host().place) is None else msgspec.to_builtins(place),
@@ -95,6 +105,8 @@ class TransferAgent(NullPart):
         self._ledger = RowLedger(self._host)
         self._speeds = _measure(self._regions[0], self._host, layout.num_blocks)
         self._tiers = [TierThreads(a, seal) for a in self._addresses]
+        read = measure(self._addresses, self._tiers, seal)
+        self._speeds.update({tier_speed(name): per_s for name, per_s in read.items()})
         self._door.serve(RowGiver(self._ledger, seal), seal)
 
     # ---- steps --------------------------------------------------------------------------------

@@ -66,6 +66,18 @@ class FileTier:
     def close(self) -> None:
         return None
 
+    def cool(self, keys: Sequence[bytes]) -> None:
+        """Have the next read of these come from the disk: nothing of them is kept in memory. Raises `OSError`."""
+        for key in keys:
+            with self._path(key).open("rb") as file:
+                os.fdatasync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """These are not needed any more. Raises `OSError`."""
+        for key in keys:
+            self._shared.remove(self._path(key))
+
     # ---- one chunk ----------------------------------------------------------------------------------
 
     def _path(self, key: bytes) -> Path:
