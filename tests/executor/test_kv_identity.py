@@ -63,7 +63,7 @@ def test_a_default_and_the_same_value_given_are_one_identity(same):
         ({"model": {"quantization": "int8_per_channel"}}, {"quantization"}),
         ({"model": {"load_format": "dummy"}}, {"weights"}),
     ],
-    ids=str,
+    ids=lambda value: "+".join(sorted(value)),
 )
 def test_what_changes_kv_changes_the_identity_and_is_named(other, names):
     found = identity(**other)
