@@ -14,6 +14,8 @@ from typing import Any
 
 import uvicorn
 
+from octavo.entrypoints.http.connection import BoundedProtocol
+
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
 Step = Callable[[], Awaitable[Any]]
@@ -31,7 +33,14 @@ def serve_app(
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=grace_s, lifespan="on", loop=loop
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=grace_s,
+        lifespan="on",
+        loop=loop,
     )
     server = uvicorn.Server(config)
     failures: list[BaseException] = []

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from octavo.config.schema import ServerConfig
+from octavo.entrypoints.http.connection import BoundedProtocol
 from octavo.entrypoints.http.gate import Gate
 
 SWITCH_S = 0.001  # a large body is parsed on a thread: streams get their turn after this, not after five times as long
@@ -63,6 +64,8 @@ class Life:
         self._drain_timeout_s = config.drain_timeout_s
         self._config = uvicorn.Config(
             app,
+            http=BoundedProtocol,
+            ws="none",
             log_config=None,
             access_log=not config.disable_access_log,
             log_level=config.log_level,
