@@ -120,8 +120,8 @@ def _write(path: Path, records: Iterable[Record]) -> None:
 
 
 def plain_sample(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """A sample's fields as JSON has them, times rounded and what says nothing left out."""
-    return {key: _rounded(value) for key, value in sample.items() if value not in (None, False)}
+    """A sample's fields as JSON has them, times rounded and what says nothing left out: null and false, but not 0."""
+    return {key: _rounded(value) for key, value in sample.items() if value is not None and value is not False}
 
 
 def _rounded(value: Any) -> Any:
