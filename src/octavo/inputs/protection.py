@@ -32,7 +32,10 @@ def _are_parts(values: list[Any]) -> bool:
 
 def _protected_parts(parts: list[dict[str, Any]], protect: Protect) -> list[dict[str, Any]]:
     """Parts of a content, which a template may print one right after the other."""
-    marked = protect("".join(part["text"] for part in parts))
+    text = "".join(part["text"] for part in parts)
+    marked = protect(text)
+    if marked == text:  # as nearly always
+        return [{**protected(part, protect), "text": part["text"]} for part in parts]
     out, at = [], 0
     for part in parts:
         begin = at

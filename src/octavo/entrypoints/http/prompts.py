@@ -5,6 +5,7 @@ a wrong number is named, never narrowed or rounded (API-05).
 Does not know: the vocabulary or the context length.
 """
 
+from contextlib import suppress
 from typing import Any
 
 from octavo.base.errors import ClientError
@@ -42,8 +43,13 @@ def _one(each: object, first: object, place: int) -> Prompt:
 
 def token_ids(given: list[Any], where: str) -> list[int]:
     """The ids as integers; raises `ClientError` for an entry that is none (2.0 is one; true, 1.5 and "1" are not)."""
-    if set(map(type, given)) <= {int}:
+    kinds = set(map(type, given))
+    if kinds <= {int}:
         return given
+    if kinds <= {int, float}:
+        with suppress(ValueError, OverflowError):  # infinities, which are named below
+            if (numbers := list(map(int, given))) == given:
+                return numbers
     ids = []
     for place, each in enumerate(given):
         if (number := whole(each)) is None:
