@@ -25,7 +25,7 @@ that is no option is ignored with a warning.
 
 def row(option: Option) -> str:
     """One line of the table."""
-    default = "not set" if option.default is None else f"`{option.default}`"
+    default = f"`{option.shown_default}`" if option.shown_default else "not set"
     kind = ", ".join(f"`{c}`" for c in option.choices) or option.unit or {"size": "bytes"}.get(option.kind, "")
     return f"| `{option.flag}` | `{option.variable}` | {kind} | {default} | {option.help} |"
 

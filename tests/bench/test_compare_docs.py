@@ -9,7 +9,7 @@ import pytest
 
 from octavo.bench.compare import make_plan
 from octavo.bench.works import works
-from octavo.config.args import Parser
+from octavo.config.flags import Parser
 from octavo.entrypoints.commands.arguments import BENCH, add_arguments
 
 ROOT = Path(__file__).resolve().parents[2]

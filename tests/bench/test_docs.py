@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.config.args import Parser
+from octavo.config.flags import Parser
 from octavo.entrypoints.commands.arguments import BENCH, add_arguments
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "measuring.md"

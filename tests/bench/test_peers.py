@@ -11,8 +11,9 @@ from octavo.bench.peers.llamacpp import LlamaCppPeer
 from octavo.bench.peers.octavo import OctavoPeer
 from octavo.bench.peers.transformers import TransformersPeer
 from octavo.bench.peers.vllm import VllmPeer
-from octavo.config.args import Parser, given_from_flags, server_config
+from octavo.config.args import given_from_flags, server_config
 from octavo.config.env import read_env
+from octavo.config.flags import Parser
 from octavo.entrypoints.commands.arguments import COMMANDS, add_arguments
 
 CONFIG = {

@@ -1,6 +1,5 @@
 """One definition per option: flag, variable, key and keyword agree, and misspellings get the nearest name (OPS-2)."""
 
-import argparse
 import json
 
 import pytest
@@ -10,8 +9,6 @@ from octavo.config.args import (
     ALL_SECTIONS,
     ENGINE_SECTIONS,
     SERVER_SECTIONS,
-    Parser,
-    add_options,
     engine_config,
     given_from_flags,
     given_from_keywords,
@@ -21,6 +18,7 @@ from octavo.config.args import (
     server_config,
 )  # fmt: skip
 from octavo.config.env import read_env
+from octavo.config.flags import Parser, add_options
 
 
 def parse(*argv, environ=None):
@@ -197,15 +195,6 @@ def test_sizes_are_powers_of_1024(text, size):
 @pytest.mark.parametrize(("text", "count"), [("8k", 8000), ("8Ki", 8192), ("1.5k", 1500), (7, 7)])
 def test_counts_may_be_thousands(text, count):
     assert parse_count(text, "--x") == count
-
-
-def test_help_shows_unit_choices_and_default(capsys):
-    parser = argparse.ArgumentParser(prog="x")
-    add_options(parser, SERVER_SECTIONS, positional_model=True)
-    text = parser.format_help()
-    assert "--kv-cache-memory BYTES" in text
-    assert "{fcfs,priority}" in text
-    assert "(default: 8000)" in text
 
 
 def test_the_model_may_follow_a_flag_that_may_be_repeated():

@@ -206,7 +206,7 @@ def test_latency_and_throughput_measure_the_engine(capsys, tmp_path):
 
 
 def test_startup_gives_the_server_the_options_that_were_given_to_it():
-    from octavo.config.args import Parser
+    from octavo.config.flags import Parser
 
     parser = Parser(prog="x")
     add_arguments(parser, BENCH["startup"])

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from octavo.config.args import options
 from octavo.entrypoints.commands.arguments import BENCH, COMMANDS
 from tests.support import checkpoints
 
@@ -45,6 +46,29 @@ def test_cli01_help_of_each_command_is_quick(name):
     done = octavo(name, "--help")
     assert done.stderr == ""
     assert done.stdout.startswith(f"usage: octavo {name}")
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.sections])
+def test_f67_help_is_short_and_about_the_command_and_all_is_shown_when_asked(name):
+    """F67: what most people need fits two screens; the rest is one word away."""
+    short = octavo(name, "--help").stdout
+    assert len(short.splitlines()) <= 48
+    assert max(map(len, short.splitlines())) <= 80
+    assert 0 < len(COMMANDS[name].common) <= 10
+    assert all("--" + option.replace("_", "-") in short for option in COMMANDS[name].common)
+    assert f"more options: 'octavo {name} --help all'" in short
+    full = octavo(name, "--help", "all")
+    assert (full.returncode, full.stderr) == (0, "")
+    assert full.stdout == octavo(name, "--help-all").stdout
+    assert max(map(len, full.stdout.splitlines())) <= 80
+    listed = full.stdout.replace("--[no-]", "--")
+    assert all(option.flag in listed for option in options(COMMANDS[name].sections).values())
+
+
+def test_f67_chat_s_help_is_about_chat():
+    text = octavo("chat", "--help").stdout
+    assert "--system" in text and "--temperature" in text
+    assert "--kv-tier" not in text and "--port" not in text
 
 
 @pytest.mark.parametrize("part", BENCH)

@@ -15,7 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from octavo.config.args import Parser, options
+from octavo.config.args import options
+from octavo.config.flags import Parser
 from octavo.config.schema import RouterConfig
 from octavo.entrypoints.commands.arguments import COMMANDS as ALL
 from octavo.entrypoints.commands.arguments import add_arguments

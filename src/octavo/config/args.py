@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
@@ -71,11 +71,30 @@ class Option:
     choices: tuple[str, ...]
     kind: str
     several: bool  # one flag may be followed by several values
+    value: str  # what help calls its value, where the type does not say it
 
     @property
     def flag(self) -> str:
         """Its command-line flag."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def plain_type(self) -> Any:
+        """Its type where it is set."""
+        if isinstance(self.type, types.UnionType):
+            return next(a for a in typing.get_args(self.type) if a is not type(None))
+        return self.type
+
+    @property
+    def shown_default(self) -> str:
+        """Its default as somebody would write it; empty when it is not set."""
+        if self.default is None:
+            return ""
+        if self.plain_type is bool:
+            return "on" if self.default else "off"
+        if self.kind == "size":
+            return shown_size(self.default)
+        return f"{self.default:g}" if self.plain_type is float else f"{self.default}"
 
     @property
     def variable(self) -> str:
@@ -101,7 +120,7 @@ def options(sections: Mapping[str, type]) -> dict[str, Option]:
             meta = field.metadata
             found[field.name] = Option(
                 field.name, section, hints[field.name], field.default, meta["help"], meta["unit"],
-                tuple(meta["choices"]), meta.get("kind", ""), meta.get("several", False),
+                tuple(meta["choices"]), meta.get("kind", ""), meta.get("several", False), meta.get("value", ""),
             )  # fmt: skip
     return found
 
@@ -112,6 +131,14 @@ def parse_size(text: str | int, name: str) -> int:
     if not match:
         raise ConfigError(f"{name} must be a size such as 2GiB or 512MiB, got {shown(text)}.")
     return int(Fraction(match[1]) * 1024 ** _POWERS[match[2].lower()])
+
+
+def shown_size(size: int) -> str:
+    """Bytes in the largest unit that divides them: 8GiB."""
+    for unit, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1)):
+        if size and size % 1024**power == 0:
+            return f"{size // 1024**power}{unit}"
+    return f"{size}"
 
 
 def parse_count(text: str | int, name: str) -> int:
@@ -134,7 +161,7 @@ def convert(option: Option, value: Any) -> Any:
         return parse_count(value, name)
     if option.kind == "list":
         return _to_texts(value, name)
-    plain = _plain_type(option.type)
+    plain = option.plain_type
     result = _to_bool(value, name) if plain is bool else _to_plain(plain, value, name)
     if option.choices and result not in option.choices:
         near = nearest(str(result), option.choices)
@@ -170,12 +197,6 @@ def _check_text(text: str, name: str) -> None:
         ) from None
 
 
-def _plain_type(hint: Any) -> Any:
-    if isinstance(hint, types.UnionType):
-        return next(a for a in typing.get_args(hint) if a is not type(None))
-    return hint
-
-
 def _to_bool(value: Any, name: str) -> bool:
     if isinstance(value, bool):
         return value
@@ -206,52 +227,6 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to this one, if any is close."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one sentence, with the nearest name; exit code 2.
-
-    Owns: what argparse owns.
-    """
-
-    def error(self, message: str) -> NoReturn:
-        """Print one line and leave."""
-        match = re.search(r"unrecognized arguments: (\S+)", message)
-        if match:
-            bad = match[1].split("=")[0]
-            near = nearest(bad, [s for a in self._actions for s in a.option_strings])
-            message = f"unknown option {bad}" + (f"; did you mean {near}?" if near else "")
-        end = "" if message.endswith("?") else "."
-        self.exit(2, f"{self.prog}: {message}{end} See '{self.prog} --help'.\n")
-
-
-def add_options(parser: argparse.ArgumentParser, sections: Mapping[str, type], *, positional_model: bool) -> None:
-    """Add one flag for each option of these sections, grouped, and --config."""
-    group: Any = parser
-    section = ""
-    for opt in options(sections).values():
-        if opt.section != section:
-            section = opt.section
-            group = parser.add_argument_group((sections[section].__doc__ or section).splitlines()[0])
-        _add_flag(group, opt)
-    if positional_model:
-        parser.add_argument("model_positional", nargs="?", metavar="MODEL", help="as --model")
-    parser.add_argument("--config", metavar="FILE", help="YAML file with options by name")
-
-
-def _add_flag(group: Any, opt: Option) -> None:
-    default = "" if opt.default is None else f" (default: {opt.default})"
-    text = (opt.help + default).replace("%", "%%")
-    common: dict[str, Any] = {"dest": f"opt_{opt.name}", "default": argparse.SUPPRESS, "help": text}
-    if _plain_type(opt.type) is bool:
-        group.add_argument(opt.flag, action=argparse.BooleanOptionalAction, **common)
-    elif opt.kind == "list":
-        # One value a flag, so that what follows it can be the model; names of the model may follow one another.
-        many: dict[str, Any] = {"action": "extend", "nargs": "+"} if opt.several else {"action": "append"}
-        group.add_argument(opt.flag, metavar="TEXT", **many, **common)
-    else:
-        metavar = "{" + ",".join(opt.choices) + "}" if opt.choices else (opt.unit or opt.kind or "VALUE").upper()
-        group.add_argument(opt.flag, metavar=metavar.replace(" ", "_"), **common)
 
 
 def given_from_flags(namespace: argparse.Namespace, sections: Mapping[str, type], env: Env) -> Given:

@@ -12,7 +12,8 @@ from typing import Any
 
 
 def option(default: Any, help: str, *, unit: str = "", choices: tuple[str, ...] = (), **extra: Any) -> Any:
-    """A dataclass field that is an option. `extra` may hold `kind` ('size', 'count', 'list', 'path') and `several`."""
+    """A dataclass field that is an option. `extra` may hold `kind` ('size', 'count', 'list', 'path'), `several`, and
+    `value`, what help calls it."""
     return field(default=default, metadata={"help": help, "unit": unit, "choices": choices, **extra})
 
 
@@ -21,10 +22,14 @@ class ModelConfig:
     """Which model, and how it is read."""
 
     model: str | None = option(
-        None, "Model: a folder, a GGUF file, or a name to pull; the embedded SmolLM2 when not given."
+        None, "Model: a folder, a GGUF file, or a name to pull; the embedded SmolLM2 when not given.", value="MODEL"
     )
     served_model_name: tuple[str, ...] | None = option(
-        None, "Names that clients may use for the model; its own name when not given.", kind="list", several=True
+        None,
+        "Names that clients may use for the model; its own name when not given.",
+        kind="list",
+        several=True,
+        value="NAME",
     )
     dtype: str = option(
         "auto",
@@ -39,27 +44,31 @@ class ModelConfig:
         choices=("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"),
     )
     chat_template: str | None = option(
-        None, "Chat template: a file, or the text itself; the model's own when not given.", kind="path"
+        None, "Chat template: a file, or the text itself; the model's own when not given.", kind="path", value="FILE"
     )
     pre_tokenizer: str | None = option(
         None,
         "How the text of a GGUF file with a byte-level vocabulary is cut before it is tokenized, by a name such as "
         "llama-bpe or qwen2; as the file says when not given.",
+        value="NAME",
     )
     generation_config: str = option(
         "auto",
         "Default sampling parameters: auto reads the model's generation_config.json, neutral ignores it, or a folder.",
+        value="FOLDER",
     )
     quantization: str | None = option(
         None,
         "How weights are kept: none, int8_per_channel, int4_group, or JSON with a scheme, ignore and targets; as the "
         "checkpoint has them when not given.",
+        value="METHOD",
     )
     load_format: str = option("auto", "How weights are read; dummy makes random ones.", choices=("auto", "safetensors", "gguf", "dummy"))  # fmt: skip
     weight_cache: str = option(
         "auto",
         "Keep packed weights, so that the next start is quick: auto in the cache folder, off, or a folder.",
         kind="path",
+        value="FOLDER",
     )
     weight_cache_size: int = option(
         32 << 30,
@@ -93,11 +102,13 @@ class CacheConfig:
         "Memory of the host comes first, 1GiB of it when not given.",
         kind="list",
         several=True,
+        value="ADDRESS",
     )
     kv_listen: str | None = option(
         None,
         "Address, host:port, where other engines may read KV: from this one's host tier (their --kv-tier "
         "peer://host:port), and of prompts that it computed for them (--kv-role).",
+        value="ADDRESS",
     )
     kv_role: str | None = option(
         None,
@@ -109,21 +120,26 @@ class CacheConfig:
         "tcp",
         "What carries a prompt's KV from producer to consumer, the same at both: tcp, nixl (a package of its own), "
         "file:///folder that both can write to, or module:function of your own.",
+        value="TRANSPORT",
     )
     kv_connector: tuple[str, ...] | None = option(
         None,
         "Connectors of your own, module:Class, beside tiers and role; see octavo.features.transfer.connector.",
         kind="list",
         several=True,
+        value="MODULE:CLASS",
     )
     kv_advertise: str | None = option(
-        None, "Host, or host:port, at which consumers find this engine, where it differs from --kv-listen."
+        None,
+        "Host, or host:port, at which consumers find this engine, where it differs from --kv-listen.",
+        value="ADDRESS",
     )
     kv_allow: tuple[str, ...] | None = option(
         None,
         "Hosts that a consumer may fetch prompts from; any that a request names when not given.",
         kind="list",
         several=True,
+        value="HOST",
     )
     kv_lease_s: float = option(
         30.0, "How long a producer keeps a prompt's KV when nothing is heard of its consumer.", unit="seconds"
@@ -182,9 +198,11 @@ class SchedulerConfig:
 class DeviceConfig:
     """Where and how it computes."""
 
-    device: str = option("auto", "Device to run on: auto, cpu, cuda, or one that a plugin brings.")
+    device: str = option("auto", "Device to run on: auto, cpu, cuda, or one that a plugin brings.", value="NAME")
     num_threads: int | None = option(None, "Compute threads; the cores this process may use when not given.", unit="threads")  # fmt: skip
-    attention_backend: str | None = option(None, "Attention backend by name; the first that fits when not given.")
+    attention_backend: str | None = option(
+        None, "Attention backend by name; the first that fits when not given.", value="NAME"
+    )
     kernels: str = option(
         "auto",
         "What computes on a CPU: auto takes the best instructions there are, reference PyTorch's own operators; a level of instructions is for comparing.",
@@ -206,21 +224,21 @@ class DeviceConfig:
 class PluginConfig:
     """Installed packages that extend the engine; OCTAVO_PLUGINS selects them."""
 
-    require_plugin: tuple[str, ...] | None = option(None, "Plugin of any group without which the start fails; may be repeated.", kind="list")  # fmt: skip
+    require_plugin: tuple[str, ...] | None = option(None, "Plugin of any group without which the start fails; may be repeated.", kind="list", value="NAME")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """The HTTP server; not part of the engine."""
 
-    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
-    port: int = option(8000, "Port to listen on.")
-    api_key: tuple[str, ...] | None = option(None, "Key that clients must send as a bearer token; may be repeated.", kind="list")  # fmt: skip
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 for all.", value="ADDRESS")
+    port: int = option(8000, "Port to listen on.", value="PORT")
+    api_key: tuple[str, ...] | None = option(None, "Key that clients must send as a bearer token; may be repeated.", kind="list", value="KEY")  # fmt: skip
     log_level: str = option("info", "How much is logged.", choices=("debug", "info", "warning", "error"))
     disable_access_log: bool = option(False, "Do not log each HTTP request.")
     max_request_bytes: int = option(32 << 20, "Largest request body.", unit="bytes", kind="size")
     drain_timeout_s: float = option(15.0, "How long a stop waits for running requests.", unit="seconds")
-    allowed_origins: tuple[str, ...] | None = option(None, "Origins whose web pages may call the server, * for any; none when not given.", kind="list")  # fmt: skip
+    allowed_origins: tuple[str, ...] | None = option(None, "Origins whose web pages may call the server, * for any; none when not given.", kind="list", value="ORIGIN")  # fmt: skip
     trust_request_chat_template: bool = option(False, "Let a request bring its own chat template.")
     stream_keep_alive_s: float = option(15.0, "Silence in a stream after which a comment keeps the connection open.", unit="seconds")  # fmt: skip
 
@@ -231,14 +249,18 @@ class RouterConfig:
 
     prefill: tuple[str, ...] | None = option(
         None, "Address of a server that computes prompts (its --kv-role is producer or both), such as http://10.0.0.1:8000; may be repeated.",
-        kind="list", several=True,
+        kind="list", several=True, value="ADDRESS"
     )  # fmt: skip
     decode: tuple[str, ...] | None = option(
         None, "Address of a server that takes over after the prompt (its --kv-role is consumer or both); may be repeated.",
-        kind="list", several=True,
+        kind="list", several=True, value="ADDRESS"
     )  # fmt: skip
     plain: tuple[str, ...] | None = option(
-        None, "Address of a server that answers whole requests; may be repeated.", kind="list", several=True
+        None,
+        "Address of a server that answers whole requests; may be repeated.",
+        kind="list",
+        several=True,
+        value="ADDRESS",
     )
     min_prefill_tokens: int = option(64, "Shorter prompts, by an estimate, are not worth a hand-over and go whole to one server.", unit="tokens")  # fmt: skip
     load_weight: int = option(256, "How many prompt tokens found in a server's cache outweigh one more request under way there.", unit="tokens")  # fmt: skip

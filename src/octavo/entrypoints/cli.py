@@ -6,6 +6,7 @@ Does not know: what commands do.
 """
 
 import io
+import itertools
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +14,9 @@ from typing import TextIO
 
 from octavo import __version__
 from octavo.base.errors import ClientError, ConfigError, OctavoError
-from octavo.config.args import Parser, given_from_flags, nearest
+from octavo.config.args import given_from_flags, nearest
 from octavo.config.env import read_env
+from octavo.config.flags import Parser
 from octavo.entrypoints.commands.arguments import COMMANDS, Call, Command, UsageError, add_arguments
 from octavo.plugins.registry import Registry
 
@@ -35,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _choose(prefix: str, about: str, commands: Mapping[str, Command], args: list[str]) -> int:
     """Find the command among these, or among its parts, and run it."""
-    if not args or args[0] in ("-h", "--help", "help"):
+    if not args or args[0] in ("-h", "--help", "--help-all", "help"):
         _print(_help(prefix, about, commands))
         return 0 if args else EXIT_USAGE
     name = args[0]
@@ -56,7 +58,12 @@ def _sentence(text: str) -> str:
 def _run(name: str, command: Command, args: list[str]) -> int:
     env = read_env()
     parser = Parser(prog=f"octavo {name}", description=_sentence(command.help))
-    add_arguments(parser, command)
+    everything = _asks_for_all(args)
+    add_arguments(parser, command, all_in_help=everything)
+    parser.usage = _usage(parser)
+    if everything:
+        _print(parser.format_help().rstrip())
+        return 0
     namespace = parser.parse_args(args)
     try:
         call = Call(arguments=namespace, given=given_from_flags(namespace, command.sections, env), env=env)
@@ -81,6 +88,19 @@ def _run(name: str, command: Command, args: list[str]) -> int:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # numpy's words, torch's words
             text = "out of memory; lower --max-model-len, --max-num-seqs or --max-num-batched-tokens."
         return _fail(text, EXIT_FAILED, debug=env.debug)
+
+
+def _asks_for_all(args: Sequence[str]) -> bool:
+    """True for --help-all and --help all."""
+    asked = ("-h", "--help")
+    return "--help-all" in args or any(one in asked and two == "all" for one, two in itertools.pairwise(args))
+
+
+def _usage(parser: Parser) -> str:
+    """The words that stand without a flag, and one word for all that have one."""
+    formatter = parser.formatter_class(prog="")
+    formatter.add_usage(None, parser.positionals, [], prefix="")
+    return f"{parser.prog} {formatter.format_help().strip()} [OPTIONS]".replace("  ", " ")
 
 
 def _help(prefix: str, about: str, commands: Mapping[str, Command]) -> str:

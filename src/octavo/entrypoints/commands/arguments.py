@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from octavo.base.errors import ConfigError
-from octavo.config.args import ENGINE_SECTIONS, ROUTER_SECTIONS, SERVER_SECTIONS, Given, add_options
+from octavo.config.args import ENGINE_SECTIONS, ROUTER_SECTIONS, SERVER_SECTIONS, Given, options
 from octavo.config.env import Env
+from octavo.config.flags import add_options
 from octavo.entrypoints.commands import bench_arguments
 
 
@@ -27,6 +28,19 @@ class Call:
     env: Env
 
 
+_SERVE = (
+    "host", "port", "served_model_name", "api_key", "max_model_len", "max_num_seqs", "kv_cache_memory", "dtype",
+    "quantization", "log_level",
+)  # fmt: skip
+_ROUTE = (
+    "plain", "prefill", "decode", "host", "port", "api_key", "min_prefill_tokens", "health_interval_s",
+    "first_byte_timeout_s", "log_level",
+)  # fmt: skip
+_TALK = ("max_model_len", "dtype", "quantization", "num_threads")
+_SIZE = ("max_model_len", "max_num_seqs", "kv_cache_memory", "kv_cache_dtype", "dtype", "quantization")
+_OFFLINE = (*_SIZE, "num_threads")
+
+
 def _nothing(_: argparse.ArgumentParser) -> None:
     """A command without arguments of its own."""
 
@@ -35,12 +49,14 @@ def _nothing(_: argparse.ArgumentParser) -> None:
 class Command:
     """A command: its help line, where it runs, the option sections it takes, and its own arguments.
 
+    Of the options its help shows those in `common`, and all when all is asked for.
     A command with `parts` is only a name for them: `octavo NAME PART ...` runs one.
     """
 
     help: str
     run: str = ""  # "module:function", imported when needed
     sections: Mapping[str, type] = field(default_factory=dict)
+    common: tuple[str, ...] = ()
     extra: Callable[[argparse.ArgumentParser], None] = _nothing
     positional_model: bool = True
     parts: Mapping[str, "Command"] = field(default_factory=dict)
@@ -63,7 +79,7 @@ def _chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _complete(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", help="text to continue; - reads standard input")
+    parser.add_argument("prompt", metavar="PROMPT", help="text to continue; - reads standard input")
     _sampling(parser)
 
 
@@ -77,8 +93,18 @@ def _pull(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model_positional", nargs="?", metavar="MODEL", help="as --model; pulled when it is not here")
-    parser.add_argument("prompt", nargs="*", help="one message to answer; - reads standard input; none: a conversation")
+    parser.add_argument(
+        "model_positional",
+        nargs="?",
+        metavar="MODEL",
+        help="a folder, a GGUF file, or a name, pulled when it is not here",
+    )
+    parser.add_argument(
+        "prompt",
+        nargs="*",
+        metavar="PROMPT",
+        help="one message to answer; - reads standard input; none: a conversation",
+    )
     _chat(parser)
 
 
@@ -110,18 +136,21 @@ BENCH: dict[str, Command] = {
         help="time one batch at a time, offline",
         run="octavo.entrypoints.commands.bench:run_latency",
         sections=ENGINE_SECTIONS,
+        common=_OFFLINE,
         extra=bench_arguments.latency,
     ),
     "throughput": Command(
         help="time many requests at once, offline",
         run="octavo.entrypoints.commands.bench:run_throughput",
         sections=ENGINE_SECTIONS,
+        common=_OFFLINE,
         extra=bench_arguments.throughput,
     ),
     "startup": Command(
         help="time 'octavo serve' from its command to ready and to the first token",
         run="octavo.entrypoints.commands.bench:run_startup",
         sections=SERVER_SECTIONS,
+        common=_SERVE,
         extra=bench_arguments.startup,
     ),
     "compare": Command(
@@ -137,23 +166,27 @@ COMMANDS: dict[str, Command] = {
         help="serve a model over an OpenAI-compatible HTTP API",
         run="octavo.entrypoints.commands.serve:run",
         sections=SERVER_SECTIONS,
+        common=_SERVE,
     ),
     "route": Command(
         help="serve one address in front of many servers",
         run="octavo.entrypoints.commands.route:run",
         sections=ROUTER_SECTIONS,
+        common=_ROUTE,
         positional_model=False,
     ),
     "chat": Command(
         help="talk to a model in the terminal",
         run="octavo.entrypoints.commands.chat:run",
         sections=ENGINE_SECTIONS,
+        common=_TALK,
         extra=_chat,
     ),
     "complete": Command(
         help="continue a text",
         run="octavo.entrypoints.commands.complete:run",
         sections=ENGINE_SECTIONS,
+        common=("model", *_TALK),
         extra=_complete,
         positional_model=False,
     ),
@@ -167,6 +200,7 @@ COMMANDS: dict[str, Command] = {
         help="fetch a model unless it is here, and talk to it",
         run="octavo.entrypoints.commands.run_model:run",
         sections=ENGINE_SECTIONS,
+        common=_TALK,
         extra=_run,
         positional_model=False,
     ),
@@ -186,12 +220,14 @@ COMMANDS: dict[str, Command] = {
         help="show weights, KV cache and concurrency of a model without reading its weights",
         run="octavo.entrypoints.commands.plan:run",
         sections=ENGINE_SECTIONS,
+        common=_SIZE,
         extra=_plan,
     ),
     "explain-config": Command(
         help="show every setting with its source and reason",
         run="octavo.entrypoints.commands.explain_config:run",
         sections=SERVER_SECTIONS,
+        common=_SERVE,
     ),
     "bench": Command(
         help="measure a server, the engine, or its start",
@@ -210,8 +246,13 @@ COMMANDS: dict[str, Command] = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser, command: Command) -> None:
-    """Everything a command takes."""
+def add_arguments(parser: argparse.ArgumentParser, command: Command, *, all_in_help: bool = False) -> None:
+    """Everything a command takes; help shows what most people need, or all."""
     command.extra(parser)
-    if command.sections:
-        add_options(parser, command.sections, positional_model=command.positional_model)
+    if not command.sections:
+        return
+    common = None if all_in_help else command.common
+    add_options(parser, command.sections, positional_model=command.positional_model, common=common)
+    if common is not None:
+        hidden = len(options(command.sections)) - len(common)
+        parser.epilog = f"{hidden} more options: '{parser.prog} --help all' and docs/options.md"
