@@ -93,7 +93,7 @@ def test_the_summary_is_one_line() -> None:
     book = StatsBook(clock)
     clock.now_s += 10.0
     book.absorb(StatsSnapshot(seq=2, num_running=2, kv_usage=0.5, output_tokens=60, prefix_queries=4, prefix_hits=1))
-    assert book.summary() == "running 2, waiting 0, prompt 0.0 tok/s, output 6.0 tok/s, KV 50.0%, prefix hits 25%"
+    assert book.summary() == "running 2, waiting 0, prompt 0.0 tok/s, generation 6.0 tok/s, KV 50.0%, prefix hits 25%"
 
 
 def test_the_null_sink_takes_everything() -> None:

@@ -236,6 +236,7 @@ class ServerConfig:
     api_key: tuple[str, ...] | None = option(None, "Key that clients must send as a bearer token; may be repeated.", kind="list", value="KEY")  # fmt: skip
     log_level: str = option("info", "How much is logged.", choices=("debug", "info", "warning", "error"))
     disable_access_log: bool = option(False, "Do not log each HTTP request.")
+    stats_interval_s: float = option(10.0, "Time between two lines of figures in the log while there is work; 0: none.", unit="seconds")  # fmt: skip
     max_request_bytes: int = option(32 << 20, "Largest request body.", unit="bytes", kind="size")
     drain_timeout_s: float = option(15.0, "How long a stop waits for running requests.", unit="seconds")
     allowed_origins: tuple[str, ...] | None = option(None, "Origins whose web pages may call the server, * for any; none when not given.", kind="list", value="ORIGIN")  # fmt: skip

@@ -199,13 +199,20 @@ class StatsBook:
             prefix_hit_share=(new.prefix_hits - old.prefix_hits) / queries if queries else None,
         )
 
+    @property
+    def has_news(self) -> bool:
+        """True while there is work, or there was some since the last call of `rates`."""
+        new, old = self.snapshot, self._marked
+        moved = (new.prompt_tokens, new.output_tokens) != (old.prompt_tokens, old.output_tokens)
+        return bool(new.num_running or new.num_waiting or moved)
+
     def summary(self) -> str:
         """One line for the log: what runs, how fast, how full."""
         rates, s = self.rates(), self.snapshot
         hits = "" if rates.prefix_hit_share is None else f", prefix hits {rates.prefix_hit_share:.0%}"
         return (
             f"running {s.num_running}, waiting {s.num_waiting}, prompt {rates.prompt_tokens_per_s:.1f} tok/s, "
-            f"output {rates.output_tokens_per_s:.1f} tok/s, KV {s.kv_usage:.1%}{hits}"
+            f"generation {rates.output_tokens_per_s:.1f} tok/s, KV {s.kv_usage:.1%}{hits}"
         )
 
 

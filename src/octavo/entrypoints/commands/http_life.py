@@ -67,7 +67,7 @@ class Life:
             http=BoundedProtocol,
             ws="none",
             log_config=None,
-            access_log=not config.disable_access_log,
+            access_log=False,
             log_level=config.log_level,
             timeout_graceful_shutdown=int(CUT_S),
             loop="none",

@@ -15,7 +15,7 @@ from octavo.plugins.registry import load_target
 
 ADDRESSES = "octavo.features.router.addresses:read_addresses"
 ROUTER = "octavo.entrypoints.commands.router:run"
-OF_SERVERS = ("trust_request_chat_template",)  # options of a server that say nothing to a router
+OF_SERVERS = ("trust_request_chat_template", "stats_interval_s")  # options of a server that say nothing to a router
 
 
 def run(call: Call) -> int:

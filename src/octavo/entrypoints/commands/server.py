@@ -7,6 +7,7 @@ Does not know: routes (see `entrypoints.http.app`).
 
 import asyncio
 import faulthandler
+import logging
 import signal
 import socket
 import sys
@@ -18,9 +19,12 @@ from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress, summary
 from octavo.entrypoints.commands.http_life import Life
 from octavo.entrypoints.http.app import create_app
+from octavo.observe.stats import StatsBook
 from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.info import EngineInfo
 from octavo.serving.startup import OnlineFront, open_online
+
+logger = logging.getLogger(__name__)
 
 TELL_S = 0.5  # for errors to reach clients
 
@@ -52,16 +56,28 @@ async def _serve(online: OnlineFront, server: ServerConfig, listener: socket.soc
     life = Life(app, app.state.gate, server)
     await online.front.engine.start()
     watch = asyncio.create_task(_end_with(online.front.engine, life))
+    figures = asyncio.create_task(tell_figures(online.front.stats, server.stats_interval_s))
     try:
         await life.serve(listener, f"(model {online.front.info.served_names[0]})")
     finally:
         watch.cancel()
+        figures.cancel()
         died = not online.front.engine.alive() and not life.stopping
         await online.front.engine.stop()
     if died:
         sys.stderr.write("octavo: the engine died; the server has ended. See the lines above and start it again.\n")
         return 1
     return 0
+
+
+async def tell_figures(book: StatsBook, interval_s: float) -> None:
+    """A line of figures after each interval in which there was work; none with 0 (OPS-3)."""
+    while interval_s > 0:
+        await asyncio.sleep(interval_s)
+        if book.has_news:
+            logger.info("%s", book.summary())
+        else:
+            book.rates()  # the next line is of the time with work
 
 
 async def _end_with(engine: AsyncEngine, life: Life) -> None:

@@ -63,7 +63,7 @@ def create_app(
     _add_routes(app, door)
     app.add_exception_handler(HTTPException, http_exception)
     app.add_exception_handler(RequestValidationError, _path_exception)
-    app.add_middleware(Edge, keyring=Keyring(server.api_key or ()), new_id=new_id)
+    app.add_middleware(Edge, keyring=Keyring(server.api_key or ()), new_id=new_id, logs=not server.disable_access_log)
     if server.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

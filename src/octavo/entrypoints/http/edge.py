@@ -1,4 +1,4 @@
-"""The outermost layer of every request: its id, the key check, and the last word on exceptions.
+"""The outermost layer of every request: its id, the key check, its line in the log, and the last word on exceptions.
 
 Promises: every answer carries `X-Request-Id` (the client's own when it sent one); without a valid key
 only the open paths answer; no exception leaves this layer as anything but OpenAI's error shape.
@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.entrypoints.http.access import MAX_PATH_CHARS, PROBES, Access
+from octavo.entrypoints.http.access import tell as log_access
 from octavo.entrypoints.http.errors import ClientGone, HttpError, answer
 from octavo.entrypoints.http.wire import json_response
 
@@ -42,12 +44,13 @@ class Keyring:
 
 
 class Edge:
-    """ASGI middleware around the whole application."""
+    """ASGI middleware around the whole application. `logs`: a line for each request (see `access`)."""
 
-    def __init__(self, app: ASGIApp, *, keyring: Keyring, new_id: Callable[[], str]) -> None:
+    def __init__(self, app: ASGIApp, *, keyring: Keyring, new_id: Callable[[], str], logs: bool) -> None:
         self._app = app
         self._keyring = keyring
         self._new_id = new_id
+        self._logs = logs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; anything but HTTP passes through."""
@@ -57,7 +60,8 @@ class Edge:
         headers = dict(scope["headers"])
         client_id = clean_id(headers.get(b"x-request-id", b"").decode("latin-1"))
         request_id = client_id or self._new_id()
-        scope.setdefault("state", {})["client_id"] = client_id or request_id
+        access = Access(scope, request_id)
+        scope.setdefault("state", {}).update(client_id=client_id or request_id, access=access)
         started = False
 
         async def tell(message: Message) -> None:
@@ -65,6 +69,7 @@ class Edge:
             if message["type"] == "http.response.start":
                 started = True
                 MutableHeaders(scope=message)["x-request-id"] = request_id
+            access.sent(message)
             await send(message)
 
         try:
@@ -77,14 +82,19 @@ class Edge:
             if started:  # nothing can be said any more; the server closes the connection
                 raise
             await _refuse(error, request_id, scope, receive, tell)
+        finally:
+            if self._logs:
+                log_access(access, scope)
 
 
 async def _refuse(error: Exception, request_id: str, scope: Scope, receive: Receive, send: Send) -> None:
     told = answer(error)
+    path = scope["path"][:MAX_PATH_CHARS]
     if told.body.error.code == "internal_error":
-        logger.error("request %s to %s failed", request_id, scope["path"], exc_info=error)
-    elif told.status >= 500:
-        logger.error("request %s to %s failed: %s", request_id, scope["path"], told.body.error.message)
+        logger.error("request %s to %s failed", request_id, path, exc_info=error)
+    elif told.status >= 500:  # a probe that asks again and again is told why, the log is not
+        level = logging.DEBUG if scope["path"] in PROBES else logging.ERROR
+        logger.log(level, "request %s to %s failed: %s", request_id, path, told.body.error.message)
     response = json_response(told.body, status=told.status, headers=told.headers)
     await response(scope, receive, send)
 

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from octavo.base.errors import ClientError, RequestFailed
 from octavo.base.outputs import RequestOutput
 from octavo.base.params import SamplingParams
+from octavo.entrypoints.http.access import Access
 from octavo.entrypoints.http.door import Door, trace_headers
 from octavo.entrypoints.http.errors import ServerStopping
 from octavo.entrypoints.http.fields import warning_headers
@@ -137,8 +138,9 @@ class Run:
     Owns: the streams, and the tasks that merge them when there are several.
     """
 
-    def __init__(self, engine: AsyncEngine, info: EngineInfo) -> None:
+    def __init__(self, engine: AsyncEngine, info: EngineInfo, access: Access) -> None:
         self._engine = engine
+        self._access = access
         self._info = info
         self._streams: list[Stream] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -168,6 +170,7 @@ class Run:
         """What comes, in the order it comes. Raises `RequestFailed` when the engine gave up on a prompt."""
         if len(self._streams) == 1:
             async for out in self._streams[0]:
+                self._access.note(0, out)
                 yield 0, checked(out)
             return
         queue: asyncio.Queue[Indexed | Exception | None] = asyncio.Queue(maxsize=len(self._streams))
@@ -180,6 +183,7 @@ class Run:
             elif isinstance(item, Exception):
                 raise item
             else:
+                self._access.note(*item)
                 yield item[0], checked(item[1])
 
     async def finals(self) -> list[RequestOutput]:
@@ -241,8 +245,8 @@ async def serve(
     """
     door.check_alive()
     ticket = door.gate.enter()
-    run = Run(door.front.engine, door.front.info)
-    client_id = door.client_id(request, req.request_id)
+    run = Run(door.front.engine, door.front.info, request.state.access)
+    client_id = request.state.access.name = door.client_id(request, req.request_id)
     headers: dict[str, str] = {}
 
     async def begin() -> Reply:

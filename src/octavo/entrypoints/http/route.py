@@ -95,7 +95,7 @@ def _application(routes: "_Routes", server: ServerConfig, new_id: Callable[[], s
         allow_headers=["*"],
         expose_headers=["X-Request-Id", "X-Octavo-Warning", "Retry-After", INSTANCE_HEADER, PREFILL_HEADER],
     )
-    edge = Middleware(Edge, keyring=Keyring(server.api_key or ()), new_id=new_id)
+    edge = Middleware(Edge, keyring=Keyring(server.api_key or ()), new_id=new_id, logs=not server.disable_access_log)
     return Starlette(
         routes=[
             Route("/v1/completions", routes.complete, methods=["POST"]),
