@@ -7,7 +7,7 @@ import pytest
 from octavo.features.transfer.address import DEFAULT_TIMEOUT_S
 from octavo.features.transfer.control.evict import make_policy
 from octavo.features.transfer.control.primary import PrimaryTier
-from octavo.features.transfer.control.search import Found, Lookup
+from octavo.features.transfer.control.search import A_STEP, Found, Lookup
 from octavo.features.transfer.control.standing import FIRST_S, MOST_S, TOLERATED, Standing
 from octavo.features.transfer.plan import JobReport, TierJobKind
 from tests.support.tier_rig import Rig, keys
@@ -302,7 +302,7 @@ def test_an_abandoned_row_is_nobodys_until_it_is_reported_also_through_a_reset()
 
 
 def least(work, rounds=5):
-    """The shortest of some runs, in seconds: what else runs makes one longer, nothing makes it shorter."""
+    """The shortest of some runs, in seconds of processor time."""
     return min(work() for _ in range(rounds))
 
 
@@ -313,12 +313,12 @@ def slowest_step(count, num_rows):
     names = [b"%032d" % i for i in range(count)]
     steps, reports = [], []
     while True:
-        began = time.perf_counter()
+        began = time.thread_time()
         for report in reports:
             rig.stack.absorb(report)
         found = rig.stack.lookup("a", names)
         jobs = rig.stack.take_jobs()
-        steps.append(time.perf_counter() - began)
+        steps.append(time.thread_time() - began)
         if found.state is Found.HIT:
             return max(steps)
         assert jobs and len(steps) < 100
@@ -326,7 +326,7 @@ def slowest_step(count, num_rows):
 
 
 def test_a_promotion_of_four_thousand_chunks_is_spread_over_steps():
-    """F35, TIR-3: by count, which is the same on any machine; `benchmarks/tier_manager.py` has the time."""
+    """F35, TIR-3: by count, which is the same on any machine; `benchmarks/kv_tier_manager.py` has the time."""
     rig = Rig(rows=16384, patience_s=1000)
     rig.stack.open("a")
     names = [b"%032d" % i for i in range(4000)]
@@ -338,7 +338,7 @@ def test_a_promotion_of_four_thousand_chunks_is_spread_over_steps():
         rig.answer(*jobs)
         if found.state is Found.HIT:
             break
-    assert found == Lookup(4000, Found.HIT) and most <= 512
+    assert found == Lookup(4000, Found.HIT) and most <= A_STEP
 
 
 def test_a_promotion_costs_a_step_little_and_not_its_square():
@@ -357,6 +357,6 @@ def test_a_promotion_that_finds_every_row_pinned_costs_nothing_to_speak_of():
     names = [b"%032d" % i for i in range(1000)]
     rig.stack.lookup("b", names)
     rig.answer(*rig.stack.take_jobs())
-    began = time.perf_counter()
+    began = time.thread_time()
     assert rig.stack.lookup("b", names) == Lookup(0, Found.MISS)
-    assert time.perf_counter() - began < 0.1
+    assert time.thread_time() - began < 0.1

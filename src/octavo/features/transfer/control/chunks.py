@@ -69,16 +69,20 @@ class Chunks:
         blocks, as many for each chunk as it has. Blocks found here, and those that a window has passed, are `NO_BLOCK`; a chunk
         of such blocks only is left out."""
         size, blocks, block_size = self._sizes[group], self._blocks, self._block_sizes[group]
-        chunks, units, places = [], [], []
-        for index in self._of_unit(group, first, end):
-            if (index + 1) * size <= local_tokens:
-                continue
-            rows = range(index * blocks, (index + 1) * blocks)
-            mine = [table[row] if (row + 1) * block_size > local_tokens else NULL_BLOCK for row in rows]
-            if any(block != NULL_BLOCK for block in mine):
-                chunks.append(index)
-                units.append(index * size // self.unit)
-                places += [NO_BLOCK if block == NULL_BLOCK else block for block in mine]
+        whole = self._of_unit(group, first, end)
+        indices = range(max(whole.start, local_tokens // size), whole.stop)
+        if blocks == 1:  # thousands of them, in one step
+            chunks = [index for index in indices if table[index] != NULL_BLOCK]
+            places = [table[index] for index in chunks]
+        else:
+            chunks, places = [], []
+            for index in indices:
+                rows = range(index * blocks, (index + 1) * blocks)
+                mine = [table[row] if (row + 1) * block_size > local_tokens else NULL_BLOCK for row in rows]
+                if any(block != NULL_BLOCK for block in mine):
+                    chunks.append(index)
+                    places += [NO_BLOCK if block == NULL_BLOCK else block for block in mine]
+        units = chunks if size == self.unit else [index * size // self.unit for index in chunks]
         return chunks, units, places
 
     def to_store(

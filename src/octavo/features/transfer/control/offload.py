@@ -167,6 +167,8 @@ class Offload:
         if per_unit > 1:
             units = [sources[at : at + per_unit] for at in range(0, len(keys), per_unit)]
             sources = tuple([next((name for name in unit if name != HOST), HOST) for unit in units])
+        if len(set(sources)) == 1:
+            return (((first + len(sources)) * self._unit, sources[0]),)
         shares, end = [], first
         for name, run in groupby(sources):
             end += len(tuple(run))

@@ -68,6 +68,16 @@ class PrimaryTier:
         """The chunk of this key, filled or not."""
         return self._chunks.get(key)
 
+    def num_leading(self, keys: Sequence[Key]) -> int:
+        """How many of these, from the first on, are there and filled."""
+        get, count = self._chunks.get, 0
+        for key in keys:
+            chunk = get(key)
+            if chunk is None or not chunk.ready:
+                break
+            count += 1
+        return count
+
     def touch(self, chunk: Chunk) -> None:
         """The chunk was used by a request: a cascade's reading is none (TIR-15)."""
         if not chunk.detached:
@@ -137,6 +147,20 @@ class PrimaryTier:
         if not chunk.pins and not chunk.detached:
             self._num_idle -= 1
         chunk.pins += 1
+
+    def use(self, keys: Sequence[Key]) -> list[Chunk]:
+        """Pin and touch the chunks of these keys, which are there: thousands of them, in one step."""
+        get, touch, chunks, idle = self._chunks.get, self._policy.touch, [], 0
+        for key in keys:
+            chunk = get(key)
+            if chunk is None or not chunk.ready:
+                raise RuntimeError("a chunk was to be loaded that is not there; look it up in the same step")
+            idle += not chunk.pins
+            chunk.pins += 1
+            touch(key)
+            chunks.append(chunk)
+        self._num_idle -= idle
+        return chunks
 
     def unpin(self, chunk: Chunk) -> None:
         """Once for each `pin`."""

@@ -18,7 +18,7 @@ from octavo.features.transfer.control.primary import PrimaryTier
 from octavo.features.transfer.control.tier_books import TierBooks
 
 TRY_AGAIN: Final = 64  # every so many requests a tier that is too slow is asked all the same: it may be faster by now
-A_STEP: Final = 512
+A_STEP: Final = 384
 
 
 class Found(Enum):
@@ -78,12 +78,7 @@ class Search:
         if asker.worth is None:
             self.num_lookups += len(keys)
             asker.worth = self._worth(asker.tiers, compute_s)
-        get, num_ready = self._primary.get, 0
-        for key in keys:
-            chunk = get(key)
-            if chunk is None or not chunk.ready:
-                break
-            num_ready += 1
+        num_ready = self._primary.num_leading(keys)
         if num_ready == len(keys):
             asker.began = None
             return Lookup(num_ready, Found.HIT)

@@ -104,21 +104,13 @@ class TierStack:
     def sources(self, request_id: str, keys: Sequence[Key]) -> tuple[str, ...]:
         """Where each of these chunks was when the request asked: the medium of the tier that it was promoted from for
         it, or "host" (TIR-18)."""
-        found = self._askers[request_id].sources
-        return tuple([self._tiers[found[key]].facts.medium if key in found else HOST for key in keys])
+        found, media = self._askers[request_id].sources, [tier.facts.medium for tier in self._tiers]
+        return tuple([media[found[key]] if key in found else HOST for key in keys])
 
     def begin_load(self, keys: Sequence[Key]) -> tuple[Chunk, ...]:
         """Chunks that `lookup` called ready in this step, pinned."""
-        out, primary = [], self.primary
-        for key in keys:
-            chunk = primary.get(key)
-            if chunk is None or not chunk.ready:
-                raise RuntimeError("a chunk was to be loaded that is not there; look it up in the same step")
-            primary.pin(chunk)
-            primary.touch(chunk)
-            out.append(chunk)
         self._host_hits += len(keys)
-        return tuple(out)
+        return tuple(self.primary.use(keys))
 
     def end_load(self, chunks: Sequence[Chunk]) -> None:
         """The copies are made, or were given up."""
