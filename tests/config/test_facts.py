@@ -273,16 +273,104 @@ def test_gguf_rotary_scaling(tmp_path: Path) -> None:
         )
 
 
-def test_gguf_of_an_unknown_architecture_lists_close_ones(tmp_path: Path) -> None:
+def empty_gguf(path: Path, arch: str, **keys: int) -> Path:
     import gguf
 
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen4")
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in keys.items():
+        writer.add_uint32(f"{arch}.{key}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(LoadError, match=r"architecture 'qwen4', which is not supported; did you mean qwen3 or qwen2"):
-        read_model_facts(tmp_path / "m.gguf")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arch", "near"),
+    [
+        ("gemma3", None),
+        ("mamba", None),
+        ("qwen4", None),
+        ("qwen2moe", None),
+        ("deepseek2", None),
+        ("lama", "llama"),
+        ("Llama", "llama"),
+    ],
+)
+def test_an_unknown_gguf_architecture_is_said_with_those_there_are(tmp_path: Path, arch: str, near: str | None) -> None:
+    """F61: a near name only where it was surely meant."""
+    with pytest.raises(LoadError) as caught:
+        read_model_facts(empty_gguf(tmp_path / "m.gguf", arch))
+    said = str(caught.value)
+    assert f"the GGUF architecture {arch!r} is not supported; these are: llama, mistral, qwen2, qwen3" in said
+    assert ("did you mean" in said) is (near is not None) and (near is None or said.endswith(f"did you mean {near}?"))
+
+
+def test_a_gguf_mixture_of_experts_is_not_read_as_a_dense_model(tmp_path: Path) -> None:
+    """F10: `llama` with experts, before its tensors are looked at; 0 experts are none."""
+    with pytest.raises(LoadError, match=r"llama\.expert_count is 8, and mixture of experts is not supported here"):
+        read_model_facts(empty_gguf(tmp_path / "m.gguf", "llama", expert_count=8))
+    metadata = {"llama.expert_count": 0}
+    assert read_model_facts(write_gguf(tiny_llama(), tmp_path / "d.gguf", metadata=metadata)).num_layers == 2
+
+
+@pytest.mark.parametrize("key", ["num_local_experts", "num_experts", "n_routed_experts"])
+def test_a_folder_with_experts_is_not_read_as_a_dense_model(tmp_path: Path, key: str) -> None:
+    """F10: the same for a known architecture's config.json."""
+    with pytest.raises(LoadError, match=f"{key} is 8, and mixture of experts is not supported"):
+        facts_with(tmp_path, **{key: 8})
+
+
+UNKNOWN: list[dict[str, Any]] = [
+    {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12},
+    {"architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 768, "num_attention_heads": 12},
+    {"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 384},
+    {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "text_config": {"hidden_size": 8}},
+    {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": {}},
+    {"architectures": ["MambaForCausalLM"], "model_type": "mamba", "hidden_size": 768},
+    {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": -1},
+    {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "rope_parameters": [1]},
+    {"architectures": ["Llama4ForCausalLM"], "model_type": "llama4"},
+    {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"},
+]
+
+
+@pytest.mark.parametrize("config", UNKNOWN, ids=lambda config: config["architectures"][0])
+def test_an_unknown_architecture_is_said_before_its_keys_are_read(tmp_path: Path, config: dict[str, Any]) -> None:
+    """F61: neither "lacks 'hidden_size'" nor a name that has nothing to do with it."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(LoadError) as caught:
+        read_model_facts(tmp_path)
+    known = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
+    assert str(caught.value).endswith(
+        f"the architecture {config['architectures'][0]!r} is not supported; these are: {known}"
+    )
+
+
+def test_a_slip_of_the_pen_is_pointed_out(tmp_path: Path) -> None:
+    """F61."""
+    for wrong, right in (
+        ("LLaMAForCausalLM", "LlamaForCausalLM"),
+        ("MistalForCausalLM", "MistralForCausalLM"),
+        ("Qwen2ForCausalLm", "Qwen2ForCausalLM"),
+    ):
+        with pytest.raises(LoadError, match=rf"did you mean {right}\?$"):
+            facts_with(tmp_path, architectures=[wrong])
+
+
+def test_architectures_of_plugins_are_known(tmp_path: Path) -> None:
+    """F61: the plugin's own keys are read as any; packages are looked at for an unknown name only."""
+    asked: list[int] = []
+
+    def more() -> tuple[str, ...]:
+        asked.append(1)
+        return ("MineForCausalLM",)
+
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(architectures=["MineForCausalLM"])))
+    assert read_model_facts(tmp_path, more=more).architecture == "MineForCausalLM"
+    read_model_facts(tiny_llama(), more=more)
+    assert asked == [1]
 
 
 def test_gguf_sampling_defaults(tmp_path: Path) -> None:
@@ -307,15 +395,49 @@ def test_generation_defaults_have_the_names_of_sampling_parameters(tmp_path: Pat
 
 @pytest.mark.parametrize(
     "content",
-    ['{"temperature": -5}', '{"temperature": NaN}', '{"top_p": -0.5}', '{"top_k": -7}', '{"max_new_tokens": 1e99}'],
+    ['{"temperature": -5}', '{"temperature": NaN}', '{"top_p": -0.5}', '{"top_k": -7}'],
 )
 def test_generation_defaults_that_no_request_could_have_are_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "generation_config.json").write_text(content)
-    if "max_new_tokens" in content:  # not a whole number: as if it were not there
-        assert read_generation_defaults(tmp_path) == ((), {})
-        return
     with pytest.raises(LoadError, match=r"generation_config\.json: (temperature|top_p|top_k) must be"):
         read_generation_defaults(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "hot"), ("temperature", True), ("temperature", [0.7]), ("temperature", 10**400), ("top_p", "0.9"),
+        ("top_k", 20.5), ("top_k", "20"), ("top_k", False), ("min_p", {}), ("repetition_penalty", "1.1"),
+        ("max_new_tokens", "64"), ("max_new_tokens", 1e99), ("max_new_tokens", 0.5), ("do_sample", "yes"),
+        ("eos_token_id", "2"), ("eos_token_id", [1, "2"]), ("eos_token_id", 1.5), ("eos_token_id", True),
+    ],
+)  # fmt: skip
+def test_generation_defaults_of_a_wrong_type_end_the_start(tmp_path: Path, name: str, value: object) -> None:
+    """F24: with the file and the value; nothing falls back to neutral values in silence."""
+    (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
+    with pytest.raises(LoadError, match=rf"generation_config\.json: {name} must be .*, got ") as caught:
+        read_generation_defaults(tmp_path)
+    assert repr(value)[:40] in str(caught.value)
+
+
+def test_generation_defaults_may_be_written_as_floats_and_nulls(tmp_path: Path) -> None:
+    """F24: a whole number is one however it is written; null is nothing said."""
+    said = {
+        "top_k": 20.0,
+        "max_new_tokens": 64.0,
+        "temperature": 1,
+        "top_p": None,
+        "eos_token_id": None,
+        "do_sample": None,
+    }
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    assert read_generation_defaults(tmp_path) == ((), {"top_k": 20, "max_tokens": 64, "temperature": 1.0})
+
+
+def test_an_end_of_a_wrong_type_in_config_json_is_named(tmp_path: Path) -> None:
+    """F24: the neighbouring file."""
+    with pytest.raises(LoadError, match=r"config\.json: eos_token_id must be a token id or a list of them, got '2'"):
+        facts_with(tmp_path, eos_token_id="2")
 
 
 def test_an_author_may_mean_the_most_probable_token(tmp_path: Path) -> None:

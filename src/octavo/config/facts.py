@@ -5,7 +5,7 @@ Promises: `read_model_facts` says everything the engine needs to know of a model
 Does not know: intent (what the user wants) or decisions (what was chosen).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,14 @@ __all__ = [
 ]
 
 
-def read_model_facts(path: str | Path) -> ModelFacts:
+def read_model_facts(path: str | Path, *, more: Callable[[], Collection[str]] = tuple) -> ModelFacts:
     """Facts of a Hugging Face folder (config.json) or a GGUF file, given itself or alone in its folder.
 
-    Raises `LoadError` when there is no model, or it is damaged or of a kind that cannot be read.
+    `more` gives architectures that plugins bring; it is asked for one that is not built in. Raises `LoadError` when
+    there is no model, or it is damaged or of a kind that cannot be read.
     """
     place = model_place(path)
-    return hf_facts(place) if place.is_dir() else gguf_facts(place)
+    return hf_facts(place, more) if place.is_dir() else gguf_facts(place)
 
 
 def read_generation_defaults(path: str | Path, *, neutral: bool = False) -> tuple[tuple[int, ...], Mapping[str, Any]]:
@@ -50,7 +51,7 @@ def read_generation_defaults(path: str | Path, *, neutral: bool = False) -> tupl
         raise _unreadable(folder, error) from None
     if own:
         place = folder / "generation_config.json"
-        eos, sampling = hf_generation_defaults(folder)
+        eos, sampling = hf_generation_defaults(folder, neutral=neutral)
     else:
         place = model_place(path)
         eos, sampling = gguf_generation_defaults(place)

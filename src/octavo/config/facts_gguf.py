@@ -7,7 +7,6 @@ Source: key names as in https://github.com/ggml-org/ggml/blob/master/docs/gguf.m
 single precision are rounded to the shortest decimal (1e-05, not 9.99999974e-06), as config.json would have them.
 """
 
-import difflib
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import numpy as np
 
 from octavo.base.errors import LoadError
 from octavo.base.gguf import GGUFFile, read_gguf
+from octavo.config.architectures import not_supported
 from octavo.config.facts_base import ModelFacts, RopeFacts
 
 _ARCHITECTURES: Final[Mapping[str, tuple[str, str]]] = {  # general.architecture -> HF architecture, model type
@@ -37,9 +37,11 @@ def gguf_facts(path: Path) -> ModelFacts:
     file = read_gguf(path)
     arch = str(file.metadata.get("general.architecture", ""))
     if arch not in _ARCHITECTURES:
-        raise LoadError(f"{path} is of GGUF architecture {arch!r}, which is not supported; {_similar(arch)}")
+        raise LoadError(f"{path}: the GGUF architecture {not_supported(arch, _ARCHITECTURES)}")
     architecture, model_type = _ARCHITECTURES[arch]
     keys = _Keys(path, arch, file.metadata)
+    if experts := keys.optional("expert_count"):
+        raise LoadError(f"{path}: {arch}.expert_count is {experts}, and mixture of experts is not supported here")
     tensors = file.tensors
     if "token_embd.weight" not in tensors:
         raise LoadError(f"{path} has no tensor 'token_embd.weight': it does not hold a whole model")
@@ -87,11 +89,6 @@ def gguf_generation_defaults(path: Path) -> tuple[tuple[int, ...], Mapping[str, 
 def _eos(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     named = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
     return tuple(dict.fromkeys(int(v) for v in named if v is not None))
-
-
-def _similar(arch: str) -> str:
-    close = difflib.get_close_matches(arch, _ARCHITECTURES, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"supported are {', '.join(_ARCHITECTURES)}"
 
 
 def _decimal(value: float) -> float:

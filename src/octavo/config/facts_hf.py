@@ -2,17 +2,18 @@
 
 Promises: the meaning of every key is that of the model's reference code, defaults included, in the layouts of
 transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and 5 (`rope_parameters`, `dtype`).
-Does not know: which architectures can be run (see `models.registry`), or weights.
+Does not know: how models are built, or weights.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from octavo.base.errors import LoadError
 from octavo.base.safetensors import read_safetensors
+from octavo.config.architectures import ARCHITECTURES, not_supported
 from octavo.config.facts_base import ModelFacts, RopeFacts
 
 # What the reference configurations assume for a key that config.json leaves out.
@@ -35,17 +36,19 @@ _ROPE_NUMBERS: Final = frozenset({
 })  # fmt: skip
 LARGEST_COUNT: Final = 2**31 - 1  # sizes and lengths beyond these are a damaged file, not a model
 LARGEST: Final[Mapping[str, int]] = {"num_hidden_layers": 10_000}
+_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
 _SAMPLING: Final[Mapping[str, type]] = {
-    "temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float,
+    "temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float, "max_new_tokens": int,
 }  # fmt: skip
 
 
-def hf_facts(folder: Path) -> ModelFacts:
-    """Facts of the folder; raises `LoadError` naming the key that is missing or wrong."""
+def hf_facts(folder: Path, more: Callable[[], Collection[str]] = tuple) -> ModelFacts:
+    """Facts of the folder; raises `LoadError` naming the architecture that is not supported, or a wrong key.
+
+    `more` gives architectures beside the built-in ones; keys of one that nobody knows are not looked at.
+    """
     raw = read_json(folder / "config.json")
-    architectures = raw.get("architectures")
-    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
-        raise LoadError(f"{folder / 'config.json'} names no architecture; it needs 'architectures': [\"...\"]")
+    architecture = _architecture(folder / "config.json", raw, more)
     model_type = str(raw.get("model_type", ""))
     keys = _Keys(folder / "config.json", {**_COMMON_DEFAULTS, **_DEFAULTS.get(model_type, {}), **raw})
     hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
@@ -57,7 +60,7 @@ def hf_facts(folder: Path) -> ModelFacts:
     return ModelFacts(
         source=str(folder),
         format="hf",
-        architecture=architectures[0],
+        architecture=architecture,
         model_type=model_type,
         vocab_size=keys.count("vocab_size"),
         hidden_size=hidden,
@@ -78,27 +81,67 @@ def hf_facts(folder: Path) -> ModelFacts:
         mlp_bias=keys.flag("mlp_bias"),
         qk_norm=model_type in _QK_NORM,
         bos_token_id=next(iter(token_ids(raw.get("bos_token_id"))), None),
-        eos_token_ids=token_ids(raw.get("eos_token_id")),
+        eos_token_ids=_checked_ids(folder / "config.json", raw.get("eos_token_id")),
         quantization=_quantization(keys),
         raw=raw,
     )
 
 
-def hf_generation_defaults(folder: Path) -> tuple[tuple[int, ...], Mapping[str, Any]]:
-    """EOS ids and sampling defaults of generation_config.json; empty without that file."""
+def _architecture(file: Path, raw: Mapping[str, Any], more: Callable[[], Collection[str]]) -> str:
+    given = raw.get("architectures")
+    if not isinstance(given, list) or not given or not isinstance(given[0], str):
+        raise LoadError(f"{file} names no architecture; it needs 'architectures': [\"...\"]")
+    name: str = given[0]
+    if name not in ARCHITECTURES:
+        known = (*ARCHITECTURES, *more())
+        if name not in known:
+            raise LoadError(f"{file}: the architecture {not_supported(name, known)}")
+        return name
+    for key in _EXPERTS:
+        if isinstance(count := raw.get(key), int) and count > 1:
+            raise LoadError(f"{file}: {key} is {count}, and mixture of experts is not supported for {name}")
+    return name
+
+
+def hf_generation_defaults(folder: Path, *, neutral: bool = False) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+    """EOS ids and sampling defaults of generation_config.json; empty without that file.
+
+    Raises `LoadError` naming a value that is of a wrong type; with `neutral` only EOS ids are looked at.
+    """
     file = folder / "generation_config.json"
     if not file.exists():
         return (), {}
     raw = read_json(file)
-    sampling: dict[str, Any] = {}
-    if raw.get("do_sample") is not False:  # an explicit False makes the reference code ignore these
-        for name, kind in _SAMPLING.items():
-            value = raw.get(name)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                sampling[name] = kind(value)
-    if isinstance(limit := raw.get("max_new_tokens"), int) and limit > 0:
-        sampling["max_tokens"] = limit
-    return token_ids(raw.get("eos_token_id")), sampling
+    eos = _checked_ids(file, raw.get("eos_token_id"))
+    if neutral:
+        return eos, {}
+    said = {
+        name: _sampling(file, name, raw[name], kind) for name, kind in _SAMPLING.items() if raw.get(name) is not None
+    }
+    limit = said.pop("max_new_tokens", None)
+    samples = raw.get("do_sample")
+    if samples is not None and not isinstance(samples, bool):
+        raise LoadError(f"{file}: do_sample must be true or false, got {samples!r:.80}; mend that value or take it out")
+    sampling = {} if samples is False else said  # an explicit False makes the reference code ignore these
+    return eos, sampling if limit is None or limit <= 0 else sampling | {"max_tokens": limit}
+
+
+def _sampling(file: Path, name: str, value: Any, kind: type) -> float:
+    """A number of the right kind; a whole number may be written as 20.0."""
+    if kind is float and (is_number(value) or isinstance(value, float)):
+        return float(value)
+    if kind is int and is_number(value) and value == int(value) and abs(value) <= LARGEST_COUNT:
+        return int(value)
+    what = "a number" if kind is float else f"a whole number up to {LARGEST_COUNT}"
+    raise LoadError(f"{file}: {name} must be {what}, got {value!r:.80}; mend that value or take it out")
+
+
+def _checked_ids(file: Path, value: object) -> tuple[int, ...]:
+    many: Sequence[object] = value if isinstance(value, list) else [] if value is None else [value]
+    ids = token_ids(value)
+    if len(ids) != len(many):
+        raise LoadError(f"{file}: eos_token_id must be a token id or a list of them, got {value!r:.80}")
+    return ids
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -8,10 +8,12 @@ Does not know: tensors; the executor comes by name from a registry.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import KVLayout
+from octavo.config.architectures import PLUGIN_GROUP
 from octavo.config.facts import DeviceFacts, ModelFacts, read_model_facts
 from octavo.config.quantization import NONE, plan_quantization
 from octavo.config.resolve import Resolved, resolve
@@ -23,7 +25,7 @@ from octavo.kvcache.groups import blocks_needed, fit_report, hash_block_size, lo
 from octavo.kvcache.hashing import make_hasher
 from octavo.kvcache.holders import Holders, TakeEvents
 from octavo.kvcache.manager import KVCacheManager
-from octavo.plugins.registry import Registry
+from octavo.plugins.registry import Registry, names_of
 from octavo.scheduler.apply import ResultApplier
 from octavo.scheduler.limits import SchedulerLimits, builtin_constraints
 from octavo.scheduler.order import make_order
@@ -95,7 +97,7 @@ def build_core(
     if config.model.model is None:
         raise ConfigError("no model was given; name a folder, a GGUF file or a model to pull.")
     seconds: dict[str, float] = {}
-    facts = read_model_facts(config.model.model)
+    facts = read_model_facts(config.model.model, more=partial(names_of, PLUGIN_GROUP, plugins))
     executor = executor or executors().load("uni")(config.device.device, plugins=plugins)
     try:
         with _timed(seconds, "probe"):

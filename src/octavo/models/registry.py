@@ -1,24 +1,18 @@
 """Which class builds which architecture.
 
 Promises: looking up an architecture imports only its own file and touches no device (PLG-9); an unknown one is an
-error that lists close ones.
+error that lists those there are.
 Does not know: weights, or any model.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any
 
 from octavo.base.errors import LoadError
+from octavo.config.architectures import ARCHITECTURES, PLUGIN_GROUP, not_supported
 from octavo.plugins.registry import Registry
 
-_LLAMA: Final = "octavo.models.catalogue.llama:LlamaForCausalLM"
-ARCHITECTURES: Final[Mapping[str, str]] = {
-    "LlamaForCausalLM": _LLAMA,  # SmolLM and SmolLM2 too
-    "MistralForCausalLM": _LLAMA,
-    "Qwen2ForCausalLM": _LLAMA,
-    "Qwen3ForCausalLM": _LLAMA,
-}
-PLUGIN_GROUP: Final = "octavo.models"
+__all__ = ["ARCHITECTURES", "PLUGIN_GROUP", "Architectures", "architectures", "resolve"]
 
 Architectures = Registry[Any]  # classes that satisfy models.build.Model
 
@@ -33,4 +27,7 @@ def architectures(plugins: Sequence[str] | None = ()) -> Architectures:
 
 def resolve(architecture: str, registry: Architectures | None = None) -> Any:
     """The class of an architecture by the name in `config.json`. Raises `LoadError` for an unknown one."""
-    return (architectures() if registry is None else registry).load(architecture)
+    registry = architectures() if registry is None else registry
+    if architecture not in registry:
+        raise LoadError(f"the architecture {not_supported(architecture, registry.names())}")
+    return registry.load(architecture)

@@ -24,6 +24,13 @@ def installed(group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
     return tuple(sorted(importlib.metadata.entry_points(group=group), key=lambda found: found.name))
 
 
+def names_of(group: str, selected: Sequence[str] | None = None, *, scan: Scan = installed) -> tuple[str, ...]:
+    """Names that installed packages give in a group, without importing them; `selected` as in `parse_selection`."""
+    if selected is not None and not selected:
+        return ()
+    return tuple(found.name for found in scan(group) if selected is None or found.name in selected)
+
+
 def near_names(name: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
     """The known names closest to `name`, best first; empty when none is close."""
     by_lower = {other.lower(): other for other in known}

@@ -9,11 +9,13 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from octavo.base.heap import give_back
 from octavo.base.types import UsageContext
+from octavo.config.architectures import PLUGIN_GROUP
 from octavo.config.args import ENGINE_SECTIONS, Given, engine_config, given_from_keywords
 from octavo.config.env import Env, compute_settings, read_env
 from octavo.config.facts import ModelFacts, read_generation_defaults, read_model_facts
@@ -33,7 +35,7 @@ from octavo.kvcache.published import Scheme
 from octavo.observe.log import get_logger
 from octavo.observe.stats import StatsBook
 from octavo.plugins.general import load_general, load_required, with_required
-from octavo.plugins.registry import Explained
+from octavo.plugins.registry import Explained, names_of
 from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.cache_feed import CacheFeed, Feed, NoFeed
 from octavo.serving.front import Front
@@ -112,7 +114,7 @@ def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
     plugins = load_general(env.plugins, required, progress)
     name = config.model.model or EMBEDDED_NAME
     path = pull_model(name, env, progress)
-    facts = read_model_facts(str(path))
+    facts = read_model_facts(str(path), more=partial(names_of, PLUGIN_GROUP, env.plugins))
     tokenizer = load_tokenizer(str(path), pre_tokenizer=config.model.pre_tokenizer, say=progress)
     template = load_chat_template(str(path), config.model.chat_template)
     eos, defaults = _generation_defaults(config.model.generation_config, str(path), facts, tokenizer)

@@ -6,7 +6,9 @@ Does not know: rules (see `config.resolve`).
 
 import dataclasses
 import sys
+from functools import partial
 
+from octavo.config.architectures import PLUGIN_GROUP
 from octavo.config.args import SERVER_SECTIONS, engine_config, options, server_config
 from octavo.config.facts import read_model_facts
 from octavo.config.names import EMBEDDED_NAME
@@ -16,6 +18,7 @@ from octavo.engine.startup import executors
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress
 from octavo.plugins.general import with_required
+from octavo.plugins.registry import names_of
 
 
 def run(call: Call) -> int:
@@ -28,7 +31,12 @@ def run(call: Call) -> int:
         device = executor.probe()
     finally:
         executor.stop()
-    resolved = resolve(config, read_model_facts(str(path)), device, call.given.sources)
+    resolved = resolve(
+        config,
+        read_model_facts(str(path), more=partial(names_of, PLUGIN_GROUP, call.env.plugins)),
+        device,
+        call.given.sources,
+    )
     reasons = {d.field.split(".")[1]: d.why for d in resolved.decisions}
     values = {"server": server_config(call.given)} | {
         name: getattr(resolved.config, name) for name in ("model", "cache", "scheduler", "device", "plugins")

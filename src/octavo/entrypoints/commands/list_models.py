@@ -7,14 +7,17 @@ Does not know: how models are kept (see `config.store`).
 import json
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from octavo.base.errors import OctavoError
+from octavo.config.architectures import PLUGIN_GROUP
 from octavo.config.facts import read_model_facts
 from octavo.config.hub_files import tag_of
 from octavo.config.meter import size_text
 from octavo.config.store import Entry, Store
 from octavo.entrypoints.commands.arguments import Call
+from octavo.plugins.registry import names_of
 
 HEAD = ("NAME", "REVISION", "SIZE", "FORMAT", "LAST USED", "PATH")
 AGES = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
@@ -62,7 +65,7 @@ def _format(entry: Entry) -> str:
     if entry.partial:
         return "unfinished"
     try:
-        facts = read_model_facts(entry.model)
+        facts = read_model_facts(entry.model, more=partial(names_of, PLUGIN_GROUP))
     except OctavoError:
         return "unreadable"
     if facts.format == "gguf":

@@ -8,10 +8,12 @@ Does not know: architectures.
 import dataclasses
 import json
 import sys
+from functools import partial
 from typing import Any
 
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import KVLayout
+from octavo.config.architectures import PLUGIN_GROUP
 from octavo.config.args import engine_config, parse_count, parse_size
 from octavo.config.facts import DeviceFacts, read_model_facts
 from octavo.config.names import EMBEDDED_NAME
@@ -25,6 +27,7 @@ from octavo.executor.api import LoadReport, ProfileReport
 from octavo.inputs.tokenizer import tokenizer_warning
 from octavo.kvcache.groups import blocks_needed
 from octavo.plugins.general import with_required
+from octavo.plugins.registry import names_of
 
 DEFAULT_LENGTHS = (512, 2048, 8192, 32768)
 
@@ -33,7 +36,7 @@ def run(call: Call) -> int:
     """Print the plan."""
     config, lengths = engine_config(call.given), _lengths(call.arguments.lengths)
     path = pull_model(config.model.model or EMBEDDED_NAME, call.env, progress())
-    facts = read_model_facts(str(path))
+    facts = read_model_facts(str(path), more=partial(names_of, PLUGIN_GROUP, call.env.plugins))
     plugins = with_required(call.env.plugins, config.plugins.require_plugin)
     executor = executors().load("uni")(config.device.device, plugins=plugins)
     try:
