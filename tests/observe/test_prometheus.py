@@ -92,7 +92,7 @@ def test_the_documented_table_is_what_is_rendered() -> None:
     documented = set(re.findall(r"`(octavo_[a-z_]+)(?:\{[a-z,]+\})?`", prometheus.__doc__ or ""))
     rendered = {
         re.sub(r"_(bucket|sum|count)$", "", name) if name.removesuffix("_total") == name else name
-        for name, _ in samples(PrometheusText(full_book(), model='m"1'))
+        for name, _ in samples(PrometheusText(full_book(), model='m"1', about={"version": "1", "usage": "test"}))
     }
     assert rendered == documented
 
@@ -118,7 +118,8 @@ def scrapes() -> dict[str, bytes]:
     router = Figures(fleet)
     router.chose(Leg.WHOLE, 3)
     router.retries[Leg.WHOLE, next(iter(Failure))] += 1
-    return {"server": PrometheusText(book, model="m").render(), "router": router.render()}
+    about = {"version": "1", "usage": "api_server"}
+    return {"server": PrometheusText(book, model="m", about=about).render(), "router": router.render()}
 
 
 @pytest.mark.parametrize("who", ["server", "router"])

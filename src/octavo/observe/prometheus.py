@@ -6,6 +6,7 @@ Does not know: HTTP, or how a figure came about.
 
 | Metric | Kind | Means |
 |---|---|---|
+| `octavo_info{version,usage}` | gauge | always 1; Octavo's version, and the door through which the engine was opened |
 | `octavo_engine_up` | gauge | 1 while the engine is alive |
 | `octavo_requests_running` | gauge | requests that hold a place in the batch |
 | `octavo_requests_waiting` | gauge | requests that wait for a place |
@@ -36,7 +37,7 @@ A feature whose figures are of several things names them "what{label=thing}": `o
 counter where what ends in `_total`. Its guide says what they mean.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -54,8 +55,12 @@ class PrometheusText:
     Owns: its registry; nothing is registered globally.
     """
 
-    def __init__(self, book: StatsBook, *, model: str, engine: str = "0") -> None:
+    def __init__(
+        self, book: StatsBook, *, model: str, engine: str = "0", about: Mapping[str, str] | None = None
+    ) -> None:
+        """`about`: labels of `octavo_info`, which is left out without any."""
         self._book = book
+        self._about = dict(about or {})
         self._labels = (model, engine)
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
@@ -70,6 +75,10 @@ class PrometheusText:
 
     def collect(self) -> Iterator[Metric]:
         """All metrics; called by the registry on each scrape."""
+        if self._about:
+            info = GaugeMetricFamily("octavo_info", "What this engine is", labels=(*_LABELS, *self._about))
+            info.add_metric((*self._labels, *self._about.values()), 1)
+            yield info
         yield from self._gauges()
         yield from self._counters()
         yield from self._histograms()

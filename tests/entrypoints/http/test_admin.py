@@ -29,6 +29,10 @@ def test_figures_add_up(served: Served) -> None:
     before = served.engine.num_tokens
     usages = [served.complete(prompt="a", max_tokens=3).json()["usage"]["completion_tokens"] for _ in range(4)]
     response = served.http.get("/metrics")
+    (about,) = [line for line in response.text.splitlines() if line.startswith("octavo_info{")]
+    assert 'usage="api_server"' in about and f'version="{octavo.__version__}"' in about, (
+        "INP-2: through which door it was opened"
+    )
     assert response.headers["content-type"].startswith("text/plain")
     total = re.search(r"^octavo_output_tokens_total\{.*\} (\S+)$", response.text, re.M)
     assert total is not None and float(total[1]) == before + sum(usages) == served.engine.num_tokens

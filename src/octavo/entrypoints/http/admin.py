@@ -51,7 +51,9 @@ class AdminRoutes:
 
     def __init__(self, door: Door) -> None:
         self._door = door
-        self._metrics = PrometheusText(door.front.stats, model=door.front.info.served_names[0])
+        info = door.front.info
+        about = {"version": octavo.__version__, "usage": info.usage.value}
+        self._metrics = PrometheusText(door.front.stats, model=info.served_names[0], about=about)
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
