@@ -11,7 +11,6 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -23,6 +22,7 @@ from octavo.entrypoints.http.admin import AdminRoutes
 from octavo.entrypoints.http.body import BodyReader
 from octavo.entrypoints.http.chat import ChatRoute
 from octavo.entrypoints.http.completions import CompletionRoute
+from octavo.entrypoints.http.document import openapi
 from octavo.entrypoints.http.door import Door
 from octavo.entrypoints.http.edge import Edge, Keyring, random_id
 from octavo.entrypoints.http.errors import HttpError, answer
@@ -31,7 +31,6 @@ from octavo.entrypoints.http.gate import Gate
 from octavo.entrypoints.http.kv_events import CacheEventRoute
 from octavo.entrypoints.http.logprobs import Bytes
 from octavo.entrypoints.http.render import RenderRoutes
-from octavo.entrypoints.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from octavo.entrypoints.http.unrouted import http_exception
 from octavo.entrypoints.http.wire import json_response
 from octavo.serving.front import Front
@@ -60,6 +59,8 @@ def create_app(
     )
     app = FastAPI(title="Octavo", version=octavo.__version__, docs_url=None, redoc_url=None)
     app.state.gate = door.gate
+    document = openapi(front.info, server)
+    app.openapi = lambda: document  # type: ignore[method-assign]
     _add_routes(app, door)
     app.add_exception_handler(HTTPException, http_exception)
     app.add_exception_handler(RequestValidationError, _path_exception)
@@ -80,25 +81,17 @@ def _add_routes(app: FastAPI, door: Door) -> None:
     chat, completions = ChatRoute(door), CompletionRoute(door)
 
     def get(path: str, handler: Callable[[Request], Any]) -> None:
-        app.add_api_route(path, handler, methods=["GET"], response_model=None, operation_id=_name(path))
-        app.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
+        app.add_api_route(path, handler, methods=["GET", "HEAD"], response_model=None)
 
-    def post(path: str, handler: Callable[[Request], Any], body: type[BaseModel] | None = None) -> None:
-        app.add_api_route(
-            path,
-            handler,
-            methods=["POST"],
-            response_model=None,
-            operation_id=_name(path),
-            openapi_extra=None if body is None else _body_schema(body),
-        )
+    def post(path: str, handler: Callable[[Request], Any]) -> None:
+        app.add_api_route(path, handler, methods=["POST"], response_model=None)
 
-    post("/v1/completions", completions.create, CompletionRequest)
-    post("/v1/chat/completions", chat.create, ChatRequest)
-    post("/v1/completions/render", render.completion, CompletionRequest)
-    post("/v1/chat/completions/render", render.chat, ChatRequest)
-    post("/tokenize", render.tokenize, TokenizeRequest)
-    post("/detokenize", render.detokenize, DetokenizeRequest)
+    post("/v1/completions", completions.create)
+    post("/v1/chat/completions", chat.create)
+    post("/v1/completions/render", render.completion)
+    post("/v1/chat/completions/render", render.chat)
+    post("/tokenize", render.tokenize)
+    post("/detokenize", render.detokenize)
     post("/reset_prefix_cache", admin.reset_prefix_cache)
     get("/v1/kv/events", CacheEventRoute(door).events)
     get("/v1/models", admin.models)
@@ -110,27 +103,6 @@ def _add_routes(app: FastAPI, door: Door) -> None:
     get("/version", admin.version)
     get("/load", admin.load)
     get("/metrics", admin.metrics)
-
-
-def _name(path: str) -> str:
-    return path.strip("/").replace("/", "_").replace("{model:path}", "one")
-
-
-def _body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """A request body for the OpenAPI document; bodies are read and checked by our own code."""
-    schema = model.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema, schema)}}}}
-
-
-def _inlined(part: Any, root: dict[str, Any]) -> Any:
-    """`part` without references, which would not resolve inside an OpenAPI document."""
-    if isinstance(part, list):
-        return [_inlined(each, root) for each in part]
-    if not isinstance(part, dict):
-        return part
-    if "$ref" in part:
-        return _inlined(root["$defs"][part["$ref"].rsplit("/", 1)[-1]], root)
-    return {key: _inlined(value, root) for key, value in part.items() if key != "$defs"}
 
 
 async def _path_exception(_request: Request, _error: Exception) -> Response:
