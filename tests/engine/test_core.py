@@ -68,6 +68,9 @@ class ScriptedScheduler:
     def resume(self):
         return None
 
+    def close(self):
+        return None
+
     def settled(self):
         self.unsettled -= self.unsettled > 0
         return not self.unsettled

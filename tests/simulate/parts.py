@@ -240,6 +240,9 @@ class ScriptedPart:
     def next_deadline(self) -> float | None:
         return 0.0 if self.grammar or self.promises or self.holds or any(self.retries.values()) else None
 
+    def close(self) -> None:
+        return None
+
     def settled(self) -> bool:
         return not self.promises and not self.holds
 

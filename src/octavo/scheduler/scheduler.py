@@ -21,7 +21,7 @@ from octavo.scheduler.ledger import Flight, Ledger
 from octavo.scheduler.limits import MAX_PROMPTS_SIDE_BY_SIDE, SchedulerLimits, fair_chunk
 from octavo.scheduler.order import Order
 from octavo.scheduler.request import Request, Rule
-from octavo.scheduler.seams import Constraint, ControlPart, Late, Retry
+from octavo.scheduler.seams import Constraint, ControlPart, Late, Retry, close_all
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -397,6 +397,10 @@ class Scheduler:
         """
         parts_done = [part.reset() for part in self._parts]
         return self._kv.reset_prefix_cache() and all(parts_done)
+
+    def close(self) -> None:
+        """Parts end."""
+        close_all(self._parts)
 
     def stats(self) -> StatsSnapshot:
         """Counters and gauges of this moment."""

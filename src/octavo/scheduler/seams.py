@@ -12,6 +12,7 @@ For a `Constraint`: `applies` once, on arrival -> `admits` each time it is about
 lookup -> `cap` -> `commit`, when it got its blocks too -> `undo` if it is dropped again -> `forget` once.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +26,8 @@ from octavo.kvcache.prefix import CacheEvent
 if TYPE_CHECKING:
     from octavo.scheduler.draft import StepDraft
     from octavo.scheduler.request import Request
+
+log = logging.getLogger(__name__)
 
 
 class Constraint(Protocol):
@@ -162,6 +165,9 @@ class ControlPart(Protocol):
     def stats(self) -> dict[str, Any]:
         """Figures for metrics."""
 
+    def close(self) -> None:
+        """The engine ends, and no call comes after this. What is still under way is lost: say so."""
+
 
 class NullPart:
     """The part that does nothing: where no feature is installed.
@@ -212,3 +218,15 @@ class NullPart:
 
     def stats(self) -> dict[str, Any]:
         return {}
+
+    def close(self) -> None:
+        return None
+
+
+def close_all(parts: Sequence[ControlPart]) -> None:
+    """End each of them, whatever another does (TIR-21)."""
+    for part in parts:
+        try:
+            part.close()
+        except Exception as problem:  # the border between one part's end and everybody else's
+            log.warning("%s did not end well: %s", part.name, problem)

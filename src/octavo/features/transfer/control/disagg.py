@@ -143,6 +143,9 @@ class Handover:
     def reset(self) -> bool:
         return True  # what is under way belongs to live requests and leases, and is in no index
 
+    def close(self) -> None:
+        return None  # leases end by silence
+
     def take_events(self) -> tuple[CacheEvent, ...]:
         return ()  # what is under a lease is in the cache, or is nobody's to find
 

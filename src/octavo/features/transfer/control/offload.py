@@ -6,6 +6,7 @@ failed is computed again from the last good chunk.
 Does not know: bytes, or how tiers work (see `tiers`, and `features.transfer.data` for the other half).
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -32,6 +33,8 @@ from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, Readiness,
 if TYPE_CHECKING:
     from octavo.scheduler.draft import StepDraft
     from octavo.scheduler.request import Request
+
+log = logging.getLogger(__name__)
 
 ASK_S: Final = 0.1  # after which a lookup is made again though no tier has answered
 NOTHING: Final = Absorbed()
@@ -335,6 +338,10 @@ class Offload:
     def take_events(self) -> tuple[CacheEvent, ...]:
         """Blocks that came to host memory and went."""
         return self._events.take()
+
+    def close(self) -> None:
+        for name, count in self.stack.shutdown().items():
+            log.warning("%d blocks of KV were not yet in the tier %s and may be lost to it", count, name)
 
     def stats(self) -> dict[str, Any]:
         return labelled({**self.stack.stats(), "host.not_worth": self._num_not_worth})

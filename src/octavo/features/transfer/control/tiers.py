@@ -300,6 +300,18 @@ class TierStack:
         self._askers.drop_parked()
         return not self._tiers
 
+    def shutdown(self) -> dict[str, int]:
+        """No job is given out any more, and nobody is waited for. How many chunks each tier, by name, was still to be
+        given or was at: they are lost to it, or may be."""
+        lost = {tier.facts.name: tier.num_pinned for tier in self._tiers if tier.num_pinned}
+        for tier in self._tiers:
+            for chunk in tier.to_write:
+                tier.num_pinned -= 1
+                self.primary.unpin(chunk)
+            tier.to_write = []
+        self.reset()
+        return lost
+
     def stats(self) -> dict[str, float]:
         """Figures for metrics, flat: "host.*", and "<tier>.*" for each tier (TIR-22)."""
         out: dict[str, float] = {
