@@ -6,7 +6,15 @@ from octavo.base.errors import LoadError
 from octavo.config.hub_files import HubFile, choose_files, tag_of
 from octavo.config.names import hub_name
 
-HF = ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors", "README.md", ".gitattributes"]
+HF = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "model.safetensors",
+    "README.md",
+    ".gitattributes",
+    ".octavo.json",
+]
 QUANTS = ["m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-UD-Q4_K_M.gguf", "m-f16.gguf", "mmproj-m-F16.gguf"]
 SPLIT = [f"Q6_K/m-Q6_K-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
 

@@ -13,6 +13,7 @@ import pytest
 
 from octavo.base.errors import LoadError
 from octavo.config.env import Env, read_env
+from octavo.config.hub_files import HubFile
 from octavo.config.meter import Meter, Passing
 from octavo.config.names import EMBEDDED_FILE, hub_name
 from octavo.config.pull import pull_model
@@ -171,7 +172,7 @@ def test_f54_an_interrupted_pull_is_resumed_by_the_next(
     (half,) = Store(env.cache_dir).entries()
     assert half.partial
     assert 0 < half.size < half.wanted < BIG + 1000
-    assert not list(env.cache_dir.rglob("*.lock"))
+    assert not list(env.cache_dir.rglob("*lock"))
     hub.faults.bytes_per_s = None
     place = pull_model("me/hf", env, lines.append)
     assert (place / "model.safetensors").read_bytes() == DATA
@@ -301,6 +302,19 @@ def test_f54_a_disk_too_small_is_said_before_the_first_byte(
     with pytest.raises(LoadError, match=r"me/hf needs 1.0 MB more, and the disk of .* has 500.0 kB left; make room"):
         pull_model("me/hf", env, silent)
     assert hub.asked("model.safetensors") == []
+
+
+def test_f54_a_disk_that_fills_meanwhile_is_one_sentence(hub: Hub, env: Env) -> None:
+    """F54: /dev/full takes nothing."""
+    from octavo.config.hub import Hub as Client
+
+    client = Client(env.hub, silent)
+    commit, file = hub.repos["me/hf"].commit, HubFile(path="model.safetensors", size=BIG)
+    with pytest.raises(
+        LoadError, match=r"the disk of /dev is full after .* of model\.safetensors \(1.0 MB\); make room"
+    ):
+        client.fetch(hub_name("me/hf"), commit, file, Path("/dev/full"), lambda num_bytes: None)
+    client.close()
 
 
 def test_f54_pulls_of_one_model_at_once_fetch_it_once(hub: Hub, env: Env) -> None:

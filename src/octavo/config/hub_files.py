@@ -22,7 +22,7 @@ _TAG: Final = re.compile(
 _SPLIT: Final = re.compile(r"-(\d{5})-of-(\d{5})$", re.IGNORECASE)
 _NOT_A_MODEL: Final = re.compile(r"(^|/)(mmproj|imatrix)|imatrix\.gguf$", re.IGNORECASE)
 _TEXT_FILES: Final = re.compile(
-    r"[^/]+\.(json|jinja|model|tiktoken)|(vocab|merges)\.txt|additional_chat_templates/[^/]+\.jinja"
+    r"[^/.][^/]*\.(json|jinja|model|tiktoken)|(vocab|merges)\.txt|additional_chat_templates/[^/]+\.jinja"
 )
 
 

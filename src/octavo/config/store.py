@@ -3,7 +3,7 @@
     CACHE/SmolLM2-135M-Instruct.Q4_1.gguf    the built-in model
     CACHE/hub/owner--name--@rev--Q4_K_M/     a model of a hub, with .octavo.json: what it is and at which commit
     CACHE/.partial/owner--name/              what an interrupted pull has so far; the next one goes on from it
-    CACHE/.partial/owner--name.lock          held while somebody pulls it
+    CACHE/.partial/owner--name~lock          held while somebody pulls it
 
 Promises: a model is in `hub` whole or not at all; two processes never write one model at once; what a running engine
 holds is not removed; what is older than `STALE_S` and half fetched goes.
@@ -29,6 +29,7 @@ from octavo.config.names import EMBEDDED_FILE, EMBEDDED_NAME, HubName, hub_name,
 
 RECORD: Final = ".octavo.json"
 PARTIAL: Final = ".partial"
+LOCK: Final = "~lock"  # no name of a model has this character
 STALE_S: Final = 30 * 86400.0
 _LEFTOVER_S: Final = 86400.0  # folders that versions before this one left when they were ended
 _POLL_S: Final = 0.2
@@ -147,7 +148,7 @@ class Store:
     @contextmanager
     def pulling(self, folder: str, say: Callable[[str], None]) -> Iterator[Path]:
         """A folder to fetch into, nobody else's while the block runs; what is in it stays for the next time."""
-        lock, place = self._partial / f"{folder}.lock", self._partial / folder
+        lock, place = self._partial / f"{folder}{LOCK}", self._partial / folder
         try:
             self.clean()
             fd = _wait_for(lock, folder, say)
@@ -184,7 +185,7 @@ class Store:
         now = time.time() if now_s is None else now_s
         for place in _folders(self._partial):
             if now - _newest(place) > STALE_S:
-                with suppress(OSError, BlockingIOError), _locked(self._partial / f"{place.name}.lock"):
+                with suppress(OSError, BlockingIOError), _locked(self._partial / f"{place.name}{LOCK}"):
                     shutil.rmtree(place)
         for left in (*self.cache.glob(".pull-*"), *self._hub.glob(".pull-*")):
             if now - _newest(left) > _LEFTOVER_S:
@@ -194,7 +195,7 @@ class Store:
 
     def remove(self, entry: Entry) -> None:
         """Remove it from disk; raises `LoadError` while somebody uses or fetches it, or when it cannot be removed."""
-        lock = self._partial / f"{entry.place.name}.lock" if entry.partial else entry.place
+        lock = self._partial / f"{entry.place.name}{LOCK}" if entry.partial else entry.place
         try:
             with _locked(lock):
                 if entry.place.is_dir():
@@ -337,7 +338,7 @@ def _locked(lock: Path) -> Iterator[None]:
 
 
 def _take(lock: Path) -> int:
-    own = lock.name.endswith(".lock")
+    own = lock.name.endswith(LOCK)
     fd = os.open(lock, (os.O_RDWR | os.O_CREAT if own else os.O_RDONLY) | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -353,7 +354,7 @@ def _take(lock: Path) -> int:
 
 
 def _give(lock: Path, fd: int) -> None:
-    if lock.name.endswith(".lock"):
+    if lock.name.endswith(LOCK):
         lock.unlink(missing_ok=True)  # still ours: a file whose name goes is locked by nobody after us
     os.close(fd)
 
