@@ -232,6 +232,16 @@ def test_f58_a_model_that_this_user_may_not_read_is_one_sentence(
     assert "ermission denied" in last(done) or "may not look" in last(done)
 
 
+def test_f58_a_folder_that_this_user_may_not_look_into_does_not_hide_the_others(home: dict[str, str]) -> None:
+    """F58."""
+    assert octavo(home, "pull", "me/gguf").returncode == 0
+    closed = cache(home) / "hub" / "me--closed"
+    closed.mkdir(mode=0)
+    done = within_permissions(home, "list")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["NAME", "me/gguf"]
+
+
 @pytest.mark.parametrize("lengths", ["0", "1,0", "0k"])
 def test_f58_lengths_of_nothing_are_refused(home: dict[str, str], lengths: str) -> None:
     """F58."""

@@ -283,13 +283,17 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _holds_model(place: Path) -> bool:
-    return (place / "config.json").is_file() or any(place.glob("*.gguf"))
+    try:
+        return (place / "config.json").is_file() or any(place.glob("*.gguf"))
+    except OSError:  # a folder that this user may not look into
+        return False
 
 
 def _model_of(place: Path) -> Path:
     """What to serve of a folder: itself, or its one GGUF file (the first of a split one)."""
-    if (place / "config.json").is_file():
-        return place
+    with suppress(OSError):
+        if (place / "config.json").is_file():
+            return place
     ggufs = sorted(place.glob("*.gguf"))
     return ggufs[0] if ggufs else place
 
