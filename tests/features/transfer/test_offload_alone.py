@@ -93,6 +93,27 @@ def test_an_idle_engine_with_a_promotion_that_never_reports_is_soon_idle():
     assert desk.rig.stack.primary.num_free == 8
 
 
+def test_who_waits_for_a_tier_that_is_full_is_not_looked_up_all_the_time():
+    """F33: all that the tier may read into is taken by a promotion that hangs; another request waits for its turn."""
+    desk = Desk(rows=8)
+    first, second = Asking("a", 1, 6), Asking("b", 2, 2)
+    for req in (first, second):
+        desk.part.on_arrival(req)
+        desk.part.match(req, 0)
+    desk.carry_out(desk.plan())
+    assert isinstance(desk.part.match(first, 0), Retry)
+    (read,) = desk.plan().tier_jobs
+    assert len(read.rows) == 4
+    looks = 0
+    while isinstance(desk.part.match(second, 0), Retry):
+        desk.part.match(first, 0)
+        desk.plan()
+        desk.rig.now = max(desk.rig.now, desk.part.next_deadline())
+        looks += 1
+        assert looks < 300, desk.rig.now
+    assert 1.9 < desk.rig.now < 2.6
+
+
 def test_what_ends_is_heard_of_after_a_tenth_of_its_time():
     polls, now = Polls(), 0.0
     polls.news(now)

@@ -51,7 +51,7 @@ class _Look:
     promote: list[tuple[Key, int]] = field(default_factory=list)
     taken: dict[int, int] = field(default_factory=dict)  # rows of each tier, of those about to be promoted
     may_ask: dict[int, bool] = field(default_factory=dict)
-    cut: bool = False  # it goes on in the next step
+    cut: bool = False  # it goes no further now
 
 
 class Search:
@@ -108,7 +108,7 @@ class Search:
             state = state or one
             if one is Found.MISS or look.cut:
                 break
-        self._cut |= look.cut
+        self._cut |= look.cut and not self._left  # what a tier has no room for waits for its reports
         promoted = self._promote(look, keys)
         if state is Found.PENDING and look.promote and not promoted and look.promote[0][0] == keys[num_ready]:
             return Found.MISS
