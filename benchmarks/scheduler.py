@@ -60,7 +60,7 @@ def build(rows: int, block_size: int, steps: int) -> tuple[Scheduler, ResultAppl
         kv=kv,
         order=make_order("fcfs", clock=time.monotonic),
         parts=(),
-        constraints=builtin_constraints(limits),
+        constraints=builtin_constraints(limits, block_size),
         hasher=make_hasher("sha256"),
         hash_block_size=block_size,
         num_groups=len(layout.groups),

@@ -27,6 +27,12 @@ class Counting:
     def applies(self, req: Request) -> bool:
         return True
 
+    def wait(self, req: Request) -> None:
+        return None
+
+    def crowd(self, req: Request) -> None:
+        return None
+
     def admits(self, req: Request, draft: StepDraft) -> bool:
         return True
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.scheduler.limits import SchedulerLimits, fair_chunk
+from octavo.scheduler.limits import SchedulerLimits, SharedPrompt, fair_chunk
 from tests.simulate.world import Setup, World
 
 
@@ -90,3 +90,46 @@ def test_without_a_prefix_cache_samples_do_not_wait() -> None:
     world.step()
     assert world.scheduler.num_running == 3
     world.drain()
+
+
+def test_held_back_samples_have_no_share_of_a_step() -> None:
+    """F40, SCH-11: a long prompt with n = 4 gets every step whole, not a quarter of some."""
+    world = World(Setup(max_tokens=16, num_blocks=200, max_model_len=200))
+    for i in range(4):
+        world.add(tuple(range(100)), parent_id="p", sample_index=i, max_tokens=2, eos=False)
+    for _ in range(6):
+        world.step()
+    assert [plan.batch.num_tokens for plan in world.plans[:6]] == [16] * 6
+    world.drain()
+
+
+def test_those_who_wait_for_a_shared_beginning_have_no_share_either() -> None:
+    """F40: of prompts that begin alike one computes the beginning; when it is cached, all have their share."""
+    world = World(Setup(max_tokens=16, num_blocks=300, max_model_len=200, shared_prefix=12))
+    beginning = tuple(range(80))
+    for i in range(5):
+        world.add((*beginning, *range(100 + 20 * i, 100 + 20 * i + 20)), max_tokens=2, eos=False)
+    for _ in range(5):
+        world.step()
+    assert [plan.batch.num_tokens for plan in world.plans[:5]] == [16] * 5
+    assert world.scheduler.num_running == 1
+    while world.scheduler.num_running == 1:
+        world.step()
+    assert world.scheduler.num_running > 2
+    world.drain()
+
+
+def test_a_look_costs_what_it_finds() -> None:
+    """F40: thousands who are held are asked together, by what they wait for, and not one by one."""
+    world = World(Setup(max_tokens=16, num_blocks=20_000, max_model_len=400, max_num_seqs=4, max_num_active_seqs=4))
+    for i in range(500):
+        world.add(tuple(range(300)), parent_id="p", sample_index=i, max_tokens=1, eos=False)
+    world.step()  # everybody is looked at once
+    asked = []
+    rule = next(rule for rule in world.request("r0").constraints if isinstance(rule, SharedPrompt))
+    wait = rule.wait
+    rule.wait = lambda req: asked.append(req) or wait(req)  # type: ignore[method-assign]
+    for _ in range(10):
+        world.step()
+    assert len(asked) <= 20, len(asked)
+    assert world.scheduler.num_waiting == 499

@@ -62,7 +62,7 @@ def test_those_skipped_do_not_hold_up_those_behind_and_come_back_in_their_place(
     order.skip()
     order.skip()
     assert admit(order, 0).request_id == "c"
-    assert order.num_waiting == 3 and names(order.first(5)) == "d"
+    assert order.num_waiting == 3 and names(order.sift(5, lambda _: None)) == "d"
     order.recall()
     assert names(order.waiting()) == "abd"
 

@@ -35,6 +35,12 @@ class Rule:
     def applies(self, req: Request) -> bool:
         return True
 
+    def wait(self, req: Request) -> None:
+        return None
+
+    def crowd(self, req: Request) -> None:
+        return None
+
     def admits(self, req: Request, draft: StepDraft) -> bool:
         return self._admits is None or self._admits(req)  # type: ignore[operator,no-any-return]
 

@@ -138,6 +138,10 @@ class KVCacheManager:
         )
         return PrefixHit(num_tokens, blocks, self._index.version, lookup)
 
+    def is_findable(self, block: BlockHash) -> bool:
+        """True when the first group has this block, so that a request which begins with it would find it."""
+        return self._caching and self._index.find(block, 0) is not None
+
     def blocks(self, request_id: str) -> tuple[tuple[int, ...], ...]:
         """The request's block table by group; empty tuples for an unknown id."""
         tables = self._tables.get(request_id)

@@ -9,9 +9,10 @@ The context length is no constraint here: `Request.max_total_tokens` ends each r
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from octavo.kvcache.hashing import BlockHash
 from octavo.scheduler.draft import StepDraft
 from octavo.scheduler.request import Request
-from octavo.scheduler.seams import Constraint
+from octavo.scheduler.seams import Constraint, Wait
 from octavo.scheduler.shared_prefix import SharedPrefix
 
 # A prompt's chunk is never cut below this share of the step while others wait: a few prompts side by side let a
@@ -66,7 +67,8 @@ def fair_chunk(needs: Sequence[int], tokens: int) -> int:
 class _Family:
     """Samples of one prompt.
 
-    Owns: who computes the prompt for all of them, how many are alive, and whether the prompt is done.
+    Owns: who computes the prompt for all of them, how many are alive, and whether the prompt is done. It is what the
+    others wait for.
     """
 
     __slots__ = ("done", "leader", "members")
@@ -75,6 +77,12 @@ class _Family:
         self.leader: Request | None = None
         self.members = 0
         self.done = False
+
+    def over(self) -> bool:
+        """The prompt is computed, or nobody computes it any more."""
+        leader = self.leader
+        self.done = self.done or (leader is not None and leader.num_output_tokens > 0)
+        return self.done or leader is None or leader.finished
 
 
 class SharedPrompt:
@@ -97,17 +105,20 @@ class SharedPrompt:
         self._families.setdefault(parent, _Family()).members += 1
         return True
 
-    def admits(self, req: Request, draft: StepDraft) -> bool:
+    def wait(self, req: Request) -> Wait | None:
         """The first asked leads; the others follow once it has output, or take over when it ended without."""
         family = self._family(req)
-        leader = family.leader
-        if family.done or leader is req:
-            return True
-        if leader is None or (leader.finished and not leader.num_output_tokens):
+        if family.over() and not family.done:
             family.leader = req
-            return True
-        family.done = leader.num_output_tokens > 0
-        return family.done
+        return None if family.done or family.leader is req else family
+
+    def crowd(self, req: Request) -> BlockHash | None:
+        """Who may be looked at may run."""
+        return None
+
+    def admits(self, req: Request, draft: StepDraft) -> bool:
+        """Those who are held are not asked."""
+        return True
 
     def cap(self, req: Request, n: int, draft: StepDraft) -> int:
         """No limit once admitted."""

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from octavo.base.errors import ConfigError
 from octavo.scheduler.request import Request
+from octavo.scheduler.seams import Wait
 
 _KEY = attrgetter("key")
 _COMPACT = 512  # leave this many dead entries at the front before the list is cut
@@ -67,9 +68,9 @@ class Priority:
 
 
 class Order:
-    """The queues of requests that can run: waiting, skipped in the last step, and running.
+    """The queues of requests that can run: waiting, skipped in the last step, held until something is over, and running.
 
-    Owns: the three queues and the arrival counter. Parked requests are in none of them.
+    Owns: the queues and the arrival counter. Parked requests are in none of them.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -78,12 +79,14 @@ class Order:
         self._waiting: list[Request] = []  # by key; entries before _head are gone
         self._head = 0
         self._skipped: list[Request] = []
+        self._held: dict[Wait, dict[Request, None]] = {}
+        self._held_by: dict[Request, Wait] = {}
         self.running: list[Request] = []  # in the order they are served; change it through this class only
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait, those skipped in the last step included."""
-        return len(self._waiting) - self._head + len(self._skipped)
+        """Requests that wait, those skipped in the last step and those held included."""
+        return len(self._waiting) - self._head + len(self._skipped) + len(self._held_by)
 
     def push(self, req: Request) -> None:
         """Queue a request: a new one, or one that comes back with the key it had."""
@@ -105,13 +108,39 @@ class Order:
         """The next one waiting."""
         return self._waiting[self._head] if self._head < len(self._waiting) else None
 
-    def first(self, count: int) -> Sequence[Request]:
-        """The next `count` waiting, not counting those skipped."""
-        return self._waiting[self._head : self._head + count]
+    def release(self) -> None:
+        """Those who were held for what is over stand in the queue again; it costs nothing for all the others."""
+        for wait in [wait for wait in self._held if wait.over()]:
+            for req in self._held.pop(wait):
+                del self._held_by[req]
+                self.push(req)
+
+    def sift(self, count: int, wait_of: Callable[[Request], Wait | None]) -> Sequence[Request]:
+        """The next `count` waiting who need not wait for anything; those passed on the way are held."""
+        found: list[Request] = []
+        at = self._head
+        while at < len(self._waiting) and len(found) < count:
+            req = self._waiting[at]
+            at += 1
+            if (wait := wait_of(req)) is None:
+                found.append(req)
+            else:
+                self._hold(req, wait)
+        self._waiting[at - len(found) : at] = found
+        self._head = at - len(found)
+        return found
+
+    def hold(self, wait: Wait) -> None:
+        """Take the next one out of the queue until `wait` is over."""
+        self._hold(self.pop(), wait)
+
+    def _hold(self, req: Request, wait: Wait) -> None:
+        self._held.setdefault(wait, {})[req] = None
+        self._held_by[req] = wait
 
     def waiting(self) -> Sequence[Request]:
-        """Everybody waiting, best first; those skipped last."""
-        return self._waiting[self._head :] + self._skipped
+        """Everybody waiting, best first; those skipped and those held last."""
+        return [*self._waiting[self._head :], *self._skipped, *self._held_by]
 
     def skip(self) -> None:
         """Pass over the next one until `recall`."""
@@ -138,6 +167,11 @@ class Order:
         """Take a request out of whichever queue it is in; nothing happens when it is in none."""
         if req.slot is not None:
             self.running.remove(req)
+            return
+        if (wait := self._held_by.pop(req, None)) is not None:
+            del self._held[wait][req]
+            if not self._held[wait]:
+                del self._held[wait]
             return
         at = bisect_left(self._waiting, req.key, lo=self._head, key=_KEY)
         if at < len(self._waiting) and self._waiting[at] is req:

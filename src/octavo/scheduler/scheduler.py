@@ -14,14 +14,14 @@ from octavo.base.outputs import StatsSnapshot
 from octavo.base.requests import EngineRequest
 from octavo.base.step import Ints, PlanPart, StepPlan, as_ints
 from octavo.base.types import FinishReason, RequestState
-from octavo.kvcache.hashing import BlockHasher, HashChain
+from octavo.kvcache.hashing import BlockHash, BlockHasher, HashChain
 from octavo.kvcache.manager import KVCacheManager, Lookup, PrefixHit
 from octavo.scheduler.draft import StepDraft, TokenBudget
 from octavo.scheduler.ledger import Flight, Ledger
 from octavo.scheduler.limits import MAX_PROMPTS_SIDE_BY_SIDE, SchedulerLimits, fair_chunk
 from octavo.scheduler.order import Order
 from octavo.scheduler.request import Request, Rule
-from octavo.scheduler.seams import Constraint, ControlPart, Late, Retry, close_all
+from octavo.scheduler.seams import Constraint, ControlPart, Late, Retry, Wait, close_all
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -126,6 +126,7 @@ class Scheduler:
 
     def _open(self) -> StepDraft:
         limits, running, in_prompt = self._limits, self._order.running, self.ledger.in_prompt
+        self._order.release()
         tokens = limits.max_num_scheduled_tokens
         prompts = chunk = tokens - len(running) + len(in_prompt)
         others = self._order.num_waiting and not self._paused
@@ -133,11 +134,22 @@ class Scheduler:
             needs = [req.num_pending_tokens for req in in_prompt]
             if others and not self._full():
                 room = min(limits.max_running - len(running), MAX_PROMPTS_SIDE_BY_SIDE)
-                needs += [req.num_pending_tokens for req in self._order.first(max(0, room))]
+                needs += self._needs(max(0, room))
             if len(needs) > 1:
                 chunk = max(limits.min_chunk, fair_chunk(needs, prompts))
         budget = TokenBudget(tokens, limits.max_num_batched_tokens, chunk=chunk, prompts=prompts)
         return StepDraft(self._seq + 1, budget, self._kv, num_in_flight=len(self.ledger.flights))
+
+    def _needs(self, room: int) -> list[int]:
+        """Tokens that the next `room` waiting requests want, of those only who may run in this step (SCH-11)."""
+        needs: list[int] = []
+        crowds: set[BlockHash] = set()
+        for req in self._order.sift(room, _wait):
+            alike = {crowd for rule in req.constraints if (crowd := rule.crowd(req)) is not None}
+            if not any(crowd in crowds and not self._kv.is_findable(crowd) for crowd in alike):
+                needs.append(req.num_pending_tokens)
+            crowds |= alike
+        return needs
 
     def _full(self) -> bool:
         """The head of the queue found no room, and no block has come back since."""
@@ -190,6 +202,9 @@ class Scheduler:
         """Look at the head of the queue: it enters, parks, is passed over, or ends. False: it blocks the queue."""
         if req.state is RequestState.PREEMPTED:
             req.move(RequestState.WAITING)
+        if (wait := _wait(req)) is not None:
+            self._order.hold(wait)
+            return True
         found = None
         if all(rule.admits(req, draft) for rule in req.constraints):
             found = self._look_up(req)
@@ -405,6 +420,15 @@ class Scheduler:
     def stats(self) -> StatsSnapshot:
         """Counters and gauges of this moment."""
         return self.ledger.stats()
+
+
+def _wait(req: Request) -> Wait | None:
+    """What the request waits for by the first rule that holds it."""
+    for rule in req.constraints:
+        wait: Wait | None = rule.wait(req)
+        if wait is not None:
+            return wait
+    return None
 
 
 def _lookup(req: Request) -> Lookup:

@@ -8,7 +8,7 @@ Order of calls for one request's life on a `ControlPart`:
 `after_reserve` each time blocks were given -> `plan` once a step -> `on_commit` as blocks fill ->
 `absorb` once a result -> `on_finish` once. A preemption brings it back to `match`.
 
-For a `Constraint`: `applies` once, on arrival -> `admits` each time it is about to be admitted, before any
+For a `Constraint`: `applies` once, on arrival -> `wait` and `crowd` while it waits -> `admits` each time it is about to be admitted, before any
 lookup -> `cap` -> `commit`, when it got its blocks too -> `undo` if it is dropped again -> `forget` once.
 """
 
@@ -21,6 +21,7 @@ import msgspec
 from octavo.base.outputs import OutputPart
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.base.types import RequestState
+from octavo.kvcache.hashing import BlockHash
 from octavo.kvcache.prefix import CacheEvent
 
 if TYPE_CHECKING:
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
     from octavo.scheduler.request import Request
 
 log = logging.getLogger(__name__)
+
+
+class Wait(Protocol):
+    """What requests wait for: equal ones are held together and asked once, however many wait."""
+
+    def over(self) -> bool:
+        """True when those who wait may be looked at again."""
+
+    def __hash__(self) -> int: ...
 
 
 class Constraint(Protocol):
@@ -44,6 +54,12 @@ class Constraint(Protocol):
 
     def applies(self, req: "Request") -> bool:
         """Asked once, when the request is added; False keeps the hot path free of this rule."""
+
+    def wait(self, req: "Request") -> Wait | None:
+        """What a waiting request waits for before it is even looked at; None: it may be looked at now."""
+
+    def crowd(self, req: "Request") -> BlockHash | None:
+        """The beginning, by hash, that only one of those who have it computes, while it is in no cache; None: none."""
 
     def admits(self, req: "Request", draft: "StepDraft") -> bool:
         """May a waiting request be looked at in this step? False passes over it before its prefix is looked up."""

@@ -9,15 +9,37 @@ findable only when their step was applied.
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
-from typing import Final
+from typing import Final, NamedTuple
 
 from octavo.base.types import RequestState
 from octavo.kvcache.hashing import BlockHash
 from octavo.scheduler.draft import StepDraft
 from octavo.scheduler.request import Request
+from octavo.scheduler.seams import Wait
 
 LEAST_TOKENS: Final = 256  # a shorter beginning is computed twice sooner than waited for
+
+
+class _Behind(NamedTuple):
+    """Waiting for the first `num_tokens` tokens of another request's prompt."""
+
+    other: Request
+    num_tokens: int
+    block_size: int
+
+    def over(self) -> bool:
+        """They can be found, or it does not compute them any more."""
+        return not computes(self.other, self.block_size) or done(self.other, self.block_size) >= self.num_tokens
+
+
+def computes(req: Request, block_size: int) -> bool:
+    """It runs, and more of its prompt is to come."""
+    return req.state is RequestState.RUNNING and done(req, block_size) < req.num_prompt_tokens - block_size
+
+
+def done(req: Request, block_size: int) -> int:
+    """Tokens whose blocks can be found."""
+    return req.next_commit - block_size
 
 
 class SharedPrefix:
@@ -39,13 +61,25 @@ class SharedPrefix:
         """To prompts that are long enough and may read the prefix cache."""
         return req.reads_prefix_cache and len(req.block_hashes) >= self._least_blocks
 
-    def admits(self, req: Request, draft: StepDraft) -> bool:
-        """False while the beginning that it shares with a running request is being computed."""
+    def wait(self, req: Request) -> Wait | None:
+        """The beginning that it shares with a running request, while that is being computed."""
         others = self._computing.get(self._key(req))
         if not others:
-            return True
-        others[:] = [other for other in others if self._computes(other)]
-        return all(other is req or self._done(other) >= self._shared(req, other) for other in others)
+            return None
+        size = self._block_size
+        others[:] = [other for other in others if computes(other, size)]
+        for other in others:
+            if other is not req and done(other, size) < (shared := self._shared(req, other)):
+                return _Behind(other, shared, size)
+        return None
+
+    def crowd(self, req: Request) -> BlockHash | None:
+        """Those who begin alike: one of them computes the beginning."""
+        return self._key(req)
+
+    def admits(self, req: Request, draft: StepDraft) -> bool:
+        """Those who are held are not asked."""
+        return True
 
     def cap(self, req: Request, n: int, draft: StepDraft) -> int:
         """No limit once admitted."""
@@ -73,13 +107,6 @@ class SharedPrefix:
     def _key(self, req: Request) -> BlockHash:
         return req.block_hashes[self._least_blocks - 1]
 
-    def _computes(self, req: Request) -> bool:
-        return req.state is RequestState.RUNNING and self._done(req) < req.num_prompt_tokens - self._block_size
-
-    def _done(self, req: Request) -> int:
-        """Tokens whose blocks can be found."""
-        return req.next_commit - self._block_size
-
     def _shared(self, req: Request, other: Request) -> int:
         """Tokens of whole blocks on which both agree. Hashes are chained: the first that differs ends it."""
         known = self._agree.get(req.request_id)
@@ -90,4 +117,9 @@ class SharedPrefix:
 
 
 def _agreement(a: Sequence[BlockHash], b: Sequence[BlockHash]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    """How many hashes are equal from the start: each hashes what is before it too, so halving finds the first that differs."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[middle - 1] == b[middle - 1] else (low, middle - 1)
+    return low
