@@ -202,7 +202,7 @@ class FastStream:
 def number_of_ids(core: Core) -> int:
     """Ids are 0 up to this, itself not included; with holes it is more than the number of entries."""
     size: int = core.get_vocab_size(with_added_tokens=True)
-    if all(core.id_to_token(i) is not None for i in range(size)):  # as many places as entries: no hole, and none beyond
+    if None not in map(core.id_to_token, range(size)):  # as many places as entries: no hole, and none beyond
         return size
     return max(core.get_vocab(with_added_tokens=True).values()) + 1
 

@@ -22,6 +22,7 @@ from octavo.inputs.pre_tokenizers import NAMES, REFUSED, UNNAMED, Habit, build
 from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens
 
 PREFIX = "tokenizer.ggml."
+_ENDS = frozenset(END_TEXTS)
 _STAND_IN = "\U000f0004octavo:repeat:{}\U000f0005"
 ROLE_KEYS = {
     "bos_token": "bos_token_id",
@@ -87,7 +88,9 @@ def _byte_level(vocab: "_Vocabulary", where: str, asked: str | None) -> Core:
     if rule is None:
         raise LoadError(f"{where} has no byte-level vocabulary")
     merges = _merges(vocab, where)
-    vocab = vocab.with_ends({left + right for left, right in merges})
+    made = {left + right for left, right in merges}
+    _check_whole(vocab, made, where)
+    vocab = vocab.with_ends(made)
     core = Core(models.BPE(vocab=vocab.by_text(), merges=merges, ignore_merges=rule.whole_words))
     if rule.nfc:
         core.normalizer = normalizers.NFC()
@@ -98,7 +101,7 @@ def _byte_level(vocab: "_Vocabulary", where: str, asked: str | None) -> Core:
 
 
 def _merges(vocab: "_Vocabulary", where: str) -> list[tuple[str, str]]:
-    """The merges, which must be there for nearly all entries that are put together from two others."""
+    """The merges as pairs."""
     lines = vocab.get("merges")
     if lines is None or not len(lines):
         what = "no merges" if lines is None else "an empty list of merges"
@@ -113,14 +116,13 @@ def _merges(vocab: "_Vocabulary", where: str) -> list[tuple[str, str]]:
                 f"{where} is damaged: merge {place} (tokenizer.ggml.merges) is {line!r:.40}, not two entries"
             )
         merges.append((left, right))
-    _check_whole(vocab, {left + right for left, right in merges}, where)
     return merges
 
 
 def _check_whole(vocab: "_Vocabulary", made: set[str], where: str) -> None:
     """Raise `LoadError` for a list of merges that was cut: entries are left over whose halves are entries."""
-    words = [text for text in dict.fromkeys(vocab.texts(Kind.NORMAL)) if len(text) > 1]
-    known, left = set(vocab.tokens), [text for text in words if text not in made]
+    words = [text for text in vocab.texts(Kind.NORMAL) if len(text) > 1]
+    known, left = set(vocab.tokens), [text for text in dict.fromkeys(words) if text not in made]
     lost = [text for text in left if any(text[:i] in known and text[i:] in known for i in range(1, len(text)))]
     if len(lost) > UNMADE_SHARE * len(words):
         raise LoadError(
@@ -211,14 +213,16 @@ class _Vocabulary:
 
     def with_ends(self, made: Container[str]) -> "_Vocabulary":
         """The same, where texts that end a generation are control tokens unless text is `made` into them by merging."""
-        ends = [text in END_TEXTS and text not in made for text in self.tokens]
-        if not any(ends):
-            return self
-        kinds = [Kind.CONTROL if end else kind for end, kind in zip(ends, self.kinds, strict=True)]
+        places = [i for i, text in enumerate(self.tokens) if text in _ENDS and text not in made]
+        kinds = list(self.kinds)
+        for i in places:
+            kinds[i] = Kind.CONTROL
         return _Vocabulary(self.metadata, self.tokens, kinds)
 
     def repeats(self) -> dict[int, int]:
         """Ids whose text an earlier one has, with that one."""
+        if len(set(self.tokens)) == len(self.tokens):
+            return {}
         first: dict[str, int] = {}
         return {i: j for i, text in enumerate(self.tokens) if (j := first.setdefault(text, i)) != i}
 
@@ -228,6 +232,8 @@ class _Vocabulary:
     def by_text(self) -> dict[str, int]:
         """Text to id. Of two equal texts the first counts; the second's id gets a stand-in that no text becomes."""
         repeats = self.repeats()
+        if not repeats:
+            return dict(zip(self.tokens, range(len(self.tokens)), strict=True))
         return {_STAND_IN.format(i) if i in repeats else text: i for i, text in enumerate(self.tokens)}
 
     def texts(self, *kinds: Kind) -> Any:
