@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from octavo.base.params import SamplingParams
-from octavo.entrypoints.commands.chat import CAREFUL, sampling
+from octavo.entrypoints.commands.chat import CAREFUL, sampling, shown
 from octavo.entrypoints.commands.chat_session import SETTABLE, Session, described
 from octavo.entrypoints.commands.line_reader import read_entry
 from tests.support import checkpoints
@@ -151,6 +151,21 @@ def test_f59_one_message_is_answered_and_a_start_is_told_when_asked():
     assert "octavo: [" in errors and "KV cache" in errors
 
 
+def test_bytes_that_are_no_text_do_not_end_a_conversation():
+    done = subprocess.run(
+        [*COMMAND, str(checkpoints.tiny_llama()), *SMALL],
+        input=b"caf\xe9\n/set seed\n",
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(b"seed is None; /set seed VALUE changes it\n")
+
+
+def test_a_model_cannot_steer_the_terminal():
+    assert shown("a\x1b[2Jb\x07\x9bc\td\n\u00e9") == "a\ufffd[2Jb\ufffd\ufffdc\td\n\u00e9"
+
+
 def args(**changes):
     return SimpleNamespace(**{"temperature": None, "top_p": None, "max_tokens": 512, **changes})
 
@@ -196,7 +211,7 @@ def test_clear_forgets_what_was_said_and_keeps_the_system_message(session):
         ("/xyzzy", "/help lists them"),
         ("/set n 3", "n cannot be set"),
         ("/set temperatur 1", "did you mean temperature"),
-        ("/set top_p 7", "top_p must be in (0, 1], got 7"),
+        ("/set top_p 7", "top_p must be"),
         ("/set max_tokens 0", "max_tokens must be at least 1"),
         ("/set min_tokens 11", "min_tokens (11) must not exceed max_tokens (10)"),
         ("/set seed x", "seed must be an integer, got 'x'"),

@@ -26,6 +26,7 @@ Write = Callable[[str], None]
 # Where a model's author says nothing of sampling. Neutral sampling takes a token of the long tail every few dozen, which
 # a small or a quantized model does not recover from; these keep variety and cut that tail.
 CAREFUL: Final = {"temperature": 0.7, "top_p": 0.95}
+_CONTROL: Final = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t"}
 SAID: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # at the start
 _CHOOSING: Final = frozenset({"temperature", "top_p", "top_k", "min_p"})
 
@@ -107,9 +108,14 @@ async def _answer(front: Front, messages: list[Message], params: SamplingParams,
             async for output in outputs:
                 text = output.outputs[0].text
                 pieces.append(text)
-                write(text)
+                write(shown(text) if sys.stdout.isatty() else text)
     write("\n")
     return "".join(pieces)
+
+
+def shown(text: str) -> str:
+    """Text for a terminal: a model's control characters must not move the cursor, rename the window, or worse."""
+    return text.translate(_CONTROL)
 
 
 def _write(text: str) -> None:

@@ -15,7 +15,7 @@ from octavo.entrypoints.commands.arguments import Call
 
 PACKAGES = (
     "torch", "numpy", "msgspec", "pyzmq", "tokenizers", "jinja2", "safetensors", "fastapi", "starlette", "uvicorn",
-    "uvloop", "httptools", "httpx2", "prometheus-client", "pyyaml", "transformers", "huggingface-hub", "xxhash",
+    "uvloop", "httptools", "httpx2", "prometheus-client", "prompt-toolkit", "pyyaml", "transformers", "huggingface-hub", "xxhash",
 )  # fmt: skip
 
 

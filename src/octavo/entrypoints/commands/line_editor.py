@@ -9,8 +9,10 @@ Does not know: what is said.
 import sys
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import create_app_session
 from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
 from prompt_toolkit.output.vt100 import Vt100_Output
 
 from octavo.entrypoints.commands.line_reader import MORE
@@ -25,11 +27,13 @@ class Editor:
     terminal = True
 
     def __init__(self) -> None:
-        output = Vt100_Output.from_pty(sys.stdout)
-        output.enable_cpr = False  # no question to the terminal where its cursor stands: no answer would be a warning
-        self._session: PromptSession[str] = PromptSession(
-            history=InMemoryHistory(), multiline=True, key_bindings=_keys(), output=output, prompt_continuation=MORE
-        )
+        output = create_output(stdout=sys.stdout)
+        if isinstance(output, Vt100_Output):
+            output.enable_cpr = False  # the terminal is not asked where its cursor stands: no answer would be a warning
+        with create_app_session(output=output):
+            self._session: PromptSession[str] = PromptSession(
+                history=InMemoryHistory(), multiline=True, key_bindings=_keys(), prompt_continuation=MORE
+            )
 
     def line(self, prompt: str) -> str:
         """What was typed, up to Enter."""

@@ -5,6 +5,7 @@ entry of several lines.
 Does not know: what entries mean, or how a terminal is edited (see `line_editor`).
 """
 
+import io
 from collections.abc import Callable
 from typing import Final, Protocol, TextIO
 
@@ -51,6 +52,8 @@ def open_reader(stdin: TextIO, stdout: TextIO) -> Reader:
     if stdin.isatty() and stdout.isatty():
         make: Callable[[], Reader] = load_target(EDITOR)
         return make()
+    if isinstance(stdin, io.TextIOWrapper):
+        stdin.reconfigure(errors="replace")  # bytes that are no text must not end the conversation
     return Lines(stdin)
 
 
