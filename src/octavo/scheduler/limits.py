@@ -6,7 +6,7 @@ Does not know: the queues or the blocks.
 The context length is no constraint here: `Request.max_total_tokens` ends each request in time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.kvcache.hashing import BlockHash
@@ -62,6 +62,21 @@ def fair_chunk(needs: Sequence[int], tokens: int) -> int:
             return max(0, share)
         rest -= need
     return max(0, tokens)
+
+
+def fair_needs(waiting: Sequence[Request], is_findable: Callable[[BlockHash], bool]) -> list[int]:
+    """Tokens that waiting requests want, of those only who may run in this step.
+
+    Of those who begin alike one computes the beginning, unless it can be found already.
+    """
+    needs: list[int] = []
+    crowds: set[BlockHash] = set()
+    for req in waiting:
+        alike = {crowd for rule in req.constraints if (crowd := rule.crowd(req)) is not None}
+        if not any(crowd in crowds and not is_findable(crowd) for crowd in alike):
+            needs.append(req.num_pending_tokens)
+        crowds |= alike
+    return needs
 
 
 class _Family:

@@ -18,6 +18,7 @@ from octavo.base.outputs import RequestTimes
 from octavo.base.requests import EngineRequest
 from octavo.base.types import FinishReason, RequestState, check_transition
 from octavo.kvcache.hashing import BlockHash, HashChain
+from octavo.kvcache.tables import Lookup
 
 NEVER = 1 << 62  # a step number that does not come
 
@@ -225,6 +226,13 @@ class Request:
     def finished(self) -> bool:
         """True once it ended."""
         return self.state is RequestState.FINISHED
+
+    @property
+    def lookup(self) -> Lookup:
+        """What finding its prefix counts as: tokens that it computed itself, or its sibling did, are no hits."""
+        if self.lost_blocks:
+            return Lookup.RESUMED
+        return Lookup.SIBLING if self.source.sample_index else Lookup.FRESH
 
     def known_tokens(self) -> tuple[int, ...]:
         """All known tokens as a value, for a message."""

@@ -14,14 +14,14 @@ from octavo.base.outputs import StatsSnapshot
 from octavo.base.requests import EngineRequest
 from octavo.base.step import Ints, PlanPart, StepPlan, as_ints
 from octavo.base.types import FinishReason, RequestState
-from octavo.kvcache.hashing import BlockHash, BlockHasher, HashChain
-from octavo.kvcache.manager import KVCacheManager, Lookup, PrefixHit
+from octavo.kvcache.hashing import BlockHasher, HashChain
+from octavo.kvcache.manager import KVCacheManager, PrefixHit
 from octavo.scheduler.draft import StepDraft, TokenBudget
 from octavo.scheduler.ledger import Flight, Ledger
-from octavo.scheduler.limits import MAX_PROMPTS_SIDE_BY_SIDE, SchedulerLimits, fair_chunk
+from octavo.scheduler.limits import MAX_PROMPTS_SIDE_BY_SIDE, SchedulerLimits, fair_chunk, fair_needs
 from octavo.scheduler.order import Order
 from octavo.scheduler.request import Request, Rule
-from octavo.scheduler.seams import Constraint, ControlPart, Late, Retry, Wait, close_all
+from octavo.scheduler.seams import Constraint, ControlPart, Late, Retry, close_all, wait_of
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -134,22 +134,11 @@ class Scheduler:
             needs = [req.num_pending_tokens for req in in_prompt]
             if others and not self._full():
                 room = min(limits.max_running - len(running), MAX_PROMPTS_SIDE_BY_SIDE)
-                needs += self._needs(max(0, room))
+                needs += fair_needs(self._order.sift(room, wait_of), self._kv.is_findable)
             if len(needs) > 1:
                 chunk = max(limits.min_chunk, fair_chunk(needs, prompts))
         budget = TokenBudget(tokens, limits.max_num_batched_tokens, chunk=chunk, prompts=prompts)
         return StepDraft(self._seq + 1, budget, self._kv, num_in_flight=len(self.ledger.flights))
-
-    def _needs(self, room: int) -> list[int]:
-        """Tokens that the next `room` waiting requests want, of those only who may run in this step (SCH-11)."""
-        needs: list[int] = []
-        crowds: set[BlockHash] = set()
-        for req in self._order.sift(room, _wait):
-            alike = {crowd for rule in req.constraints if (crowd := rule.crowd(req)) is not None}
-            if not any(crowd in crowds and not self._kv.is_findable(crowd) for crowd in alike):
-                needs.append(req.num_pending_tokens)
-            crowds |= alike
-        return needs
 
     def _full(self) -> bool:
         """The head of the queue found no room, and no block has come back since."""
@@ -202,7 +191,7 @@ class Scheduler:
         """Look at the head of the queue: it enters, parks, is passed over, or ends. False: it blocks the queue."""
         if req.state is RequestState.PREEMPTED:
             req.move(RequestState.WAITING)
-        if (wait := _wait(req)) is not None:
+        if (wait := wait_of(req)) is not None:
             self._order.hold(wait)
             return True
         found = None
@@ -238,7 +227,7 @@ class Scheduler:
         """The longest prefix there is: a part's offer counts when it beats the local hit (SCH-13). None: retry."""
         if req.holds_blocks:
             return _Found(req.num_computed_tokens, req.num_computed_tokens)
-        hit = self._kv.match(req, _lookup(req))
+        hit = self._kv.match(req, req.lookup)
         local = hit.num_tokens
         best = _Found(local, local, hit)
         # Who must compute every prompt token, to score it, has no use for what others computed.
@@ -420,19 +409,3 @@ class Scheduler:
     def stats(self) -> StatsSnapshot:
         """Counters and gauges of this moment."""
         return self.ledger.stats()
-
-
-def _wait(req: Request) -> Wait | None:
-    """What the request waits for by the first rule that holds it."""
-    for rule in req.constraints:
-        wait: Wait | None = rule.wait(req)
-        if wait is not None:
-            return wait
-    return None
-
-
-def _lookup(req: Request) -> Lookup:
-    """What finding this request's prefix counts as: tokens that it computed itself, or its sibling did, are no hits."""
-    if req.lost_blocks:
-        return Lookup.RESUMED
-    return Lookup.SIBLING if req.source.sample_index else Lookup.FRESH

@@ -77,6 +77,15 @@ class Constraint(Protocol):
         """The request ended."""
 
 
+def wait_of(req: "Request") -> Wait | None:
+    """What the request waits for by the first rule that holds it."""
+    for rule in req.constraints:
+        wait: Wait | None = rule.wait(req)
+        if wait is not None:
+            return wait
+    return None
+
+
 class Match(msgspec.Struct, frozen=True):
     """KV that a part can bring, counted from the start of the request.
 
