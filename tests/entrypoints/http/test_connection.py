@@ -111,9 +111,9 @@ def test_bodies_that_trickle_are_cut(monkeypatch: pytest.MonkeyPatch, served: Se
 
 def test_a_steady_body_may_take_its_time(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
     """F82: only who is slower than the least rate is cut."""
-    monkeypatch.setattr(body, "GRACE_S", 0.2)
+    monkeypatch.setattr(body, "GRACE_S", 1.0)
     monkeypatch.setattr(body, "LEAST_BYTES_PER_S", 10_000)
-    text = json.dumps({"prompt": "a", "max_tokens": 1, "user": "x" * 30_000}).encode()
+    text = json.dumps({"prompt": "a", "max_tokens": 1, "user": "x" * 60_000}).encode()
     head = START + b"connection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(text)
     pieces = [text[at : at + 3000] for at in range(0, len(text), 3000)]
     assert talk(served.url, head, *pieces, pause_s=0.1).startswith(b"HTTP/1.1 200")

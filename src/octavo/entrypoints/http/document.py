@@ -1,4 +1,4 @@
-"""The OpenAPI document: every route with its bodies, answers and errors, as this server takes and gives them (API-1).
+"""The OpenAPI document: every route with its bodies, answers and errors, as this server takes and gives them (INP-24).
 
 Promises: the document is valid, its bounds are those that are checked, and a body made from it is answered with 200 but
 for what no schema can say (that prompt and answer fit the context together, or what a chat template refuses).
