@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 1800.0
-SPEED = 12_000_000  # bytes a second of the stand-in, so that there is time to interrupt a pull of 98 MB
+SPEED = 4_000_000  # bytes a second of the stand-in, so that there is time to interrupt a pull of 98 MB
 BUILT_IN = "SmolLM2-135M-Instruct"
 PROMPT = "\x1b[?2004h"  # the editor takes pasted text from here on
 UNREADABLE = re.compile(r"Traceback|OCTAVO_DEBUG|nanobind: leaked")
@@ -250,6 +250,7 @@ def route(hour: Hour) -> None:
 
 def main() -> int:
     """All of it; the number of things that were wrong decides the exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a shell hears none
     own = len(sys.argv) < 2
     work = Path(tempfile.mkdtemp(prefix="first-hour-") if own else sys.argv[1]).resolve()
     hour, start = Hour(work), time.monotonic()

@@ -90,6 +90,9 @@ def test_f54_a_pull_hears_a_signal_at_once_and_the_next_goes_on(
 ) -> None:
     """F54: the file would take an hour at this speed."""
     hub.faults.bytes_per_s = 20_000
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored, and inherited, where tests run in the background
     process = subprocess.Popen(
         [*OCTAVO, "pull", "me/slow"], env=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
