@@ -192,7 +192,7 @@ def serve_and_chat(hour: Hour) -> None:
     hour.check("the built-in model is fetched at the first start", any("98 MB" in line for line in lines))
     ask(hour, port, BUILT_IN)
     hour.type(f".venv/bin/octavo serve --port {port}", code=1, last="is in use")
-    hour.end(process, command, signal.SIGINT)
+    hour.end(process, command, signal.SIGINT, code=-signal.SIGINT)  # make ends by the signal itself
     typed = ["/help", "What is the capital of France?", "/bye"]
     converse(hour, ".venv/bin/octavo chat", typed, ["/system", "/clear", "of France?"])
 
