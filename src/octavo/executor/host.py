@@ -116,7 +116,8 @@ def _computed(facts: ModelFacts) -> ModelFacts:
 
 def _rotary_length(config: WorkerConfig) -> str:
     """What the served length does to rotary positions: nothing, but where their scaling depends on it."""
-    return "any" if config.facts.rope.kind in ANY_LENGTH else str(config.max_model_len)
+    is_trained = config.max_model_len <= config.facts.max_position  # up to there no kind depends on it
+    return "any" if is_trained or config.facts.rope.kind in ANY_LENGTH else str(config.max_model_len)
 
 
 def _each(values: Iterable[object]) -> str:
