@@ -70,5 +70,5 @@ def test_every_python_child_is_started_in_the_one_way():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr == "executable" and ast.unparse(node) == "sys.executable"
     ]
-    prints_it = os.path.join("entrypoints", "commands", "collect_env.py")
-    assert set(found) == {os.path.join("base", "interpreter.py"), prints_it}
+    print_it = {os.path.join("entrypoints", "commands", "collect_env.py"), os.path.join("base", "packages.py")}
+    assert set(found) == {os.path.join("base", "interpreter.py"), *print_it}

@@ -146,14 +146,14 @@ def check(choice: dict[str, Any], body: dict[str, Any]) -> None:
 
 
 def test_offsets_of_an_echoed_prompt_are_those_of_its_text(server: Live) -> None:
-    """The BOS that the tokenizer adds is not in the text, and special tokens in the text are."""
+    """The BOS that the tokenizer adds has an entry without text, and special tokens in the text are shown (F13)."""
     for prompt, skip in (("hello world", True), ("hello world", False), ("<s>x</s>hello", True), ("<s>x</s>", False)):
         body = {"echo": True, "logprobs": 0, "max_tokens": 1, "skip_special_tokens": skip}
         choice = server.complete(prompt, **body)["choices"][0]
         scores = choice["logprobs"]
         pairs = list(zip(scores["text_offset"], scores["tokens"], strict=True))[:-1]
         if not prompt.startswith("<s>"):
-            assert pairs[0] == (0, "<s>")
+            assert pairs[0] == (0, "")
             pairs = pairs[1:]
         assert "".join(token for _, token in pairs) == prompt
         assert all(prompt[at : at + len(token)] == token for at, token in pairs)
@@ -170,8 +170,11 @@ def test_every_choice_of_a_stream_has_the_prompt_s_scores(server: Live) -> None:
         "max_tokens": 2,
         "seed": 1,
     }
-    plain = choices([server.post("/v1/completions", **body).json()])
+    answer = server.post("/v1/completions", **body).json()
+    plain, num_prompt = choices([answer]), answer["usage"]["prompt_tokens"]
     streamed = choices(server.events("/v1/completions", **body))
     assert_same(streamed, plain)
-    assert len({len(c["scores"]) for c in streamed.values()}) == 1
+    first, *others = ([*c["scores"]][:num_prompt] for c in streamed.values())
+    assert len(first) == num_prompt
+    assert all(other == first for other in others)
     assert all(c["prompt_scores"] for c in streamed.values())

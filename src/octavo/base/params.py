@@ -138,13 +138,13 @@ def _token_id(name: str, value: Any) -> int:
         raise ClientError(f"{name} must hold integers, got {shown(value)}", param=name) from None
 
 
-def shown(value: object) -> str:
-    """A value for a message: short, and also when Python refuses to write the number out."""
+def shown(value: object, limit: int = 80) -> str:
+    """A value for a message: at most `limit` characters, and also when Python refuses to write the number out."""
     try:
         text = repr(value)
     except ValueError:  # thousands of digits
         return "a very long number"
-    return text if len(text) <= 80 else text[:79] + "…"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _is_number(value: Any) -> bool:

@@ -26,6 +26,7 @@ _HUB: Final = re.compile(
     rf"(?:https://(?:huggingface\.co|hf\.co)/)?(?P<repo>{_PART}/{_PART})"
     r"(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?(?::(?P<tag>[A-Za-z0-9][A-Za-z0-9._/-]*))?"
 )
+_LONGEST_SHOWN: Final = 200  # in a message: the end of a path says most
 _LONGEST: Final = 96  # characters of a repository's name, owner included (the hub's limit), and of the rest
 
 
@@ -63,7 +64,7 @@ def hub_name(name: str) -> HubName:
     match = _HUB.fullmatch(name)
     if match is None or any(len(part or "") > _LONGEST for part in match.groups()):
         raise LoadError(
-            f"{shown(name)} is neither a model folder, nor a GGUF file, nor a name such as {SHAPE}, "
+            f"{shown(name, _LONGEST_SHOWN)} is neither a model folder, nor a GGUF file, nor a name such as {SHAPE}, "
             f"nor the built-in model ({EMBEDDED_NAME})"
         )
     return HubName(repo=match["repo"], revision=match["revision"], tag=match["tag"])

@@ -53,7 +53,6 @@ NOT_COMPUTED = frozenset(  # keys of config.json: who wrote it, when a text ends
         "attention_dropout",
     ]
 )
-ANY_LENGTH = frozenset({"default", "linear", "llama3", "yarn"})  # kinds of rotary scaling
 KV_DTYPES = {"auto": None, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 KEEP_PATIENCE_S = 10.0  # how long a stop waits for packed weights that are being written
 
@@ -101,7 +100,6 @@ def kv_identity(config: WorkerConfig, device: DeviceFacts, kernels: Kernels) -> 
         "dtype": config.dtype,
         "KV dtype": _each(spec.dtype for spec in meta.specs),
         "block size": _each(spec.block_size for spec in meta.specs),
-        "length of rotary positions": _rotary_length(config),
         "attention backend": meta.backend.name,
         "quantization": repr(None if plan is None else replace(plan, text="")),
         "kernels": _digest([sorted(kernels.forced), core_build()]),
@@ -112,12 +110,6 @@ def _computed(facts: ModelFacts) -> ModelFacts:
     """What is computed of a model, without where it lies and what else its file says."""
     raw = {name: value for name, value in sorted(facts.raw.items()) if name not in NOT_COMPUTED}
     return replace(facts, source="", dtype="", bos_token_id=None, eos_token_ids=(), raw=raw)
-
-
-def _rotary_length(config: WorkerConfig) -> str:
-    """What the served length does to rotary positions: nothing, but where their scaling depends on it."""
-    is_trained = config.max_model_len <= config.facts.max_position  # up to there no kind depends on it
-    return "any" if is_trained or config.facts.rope.kind in ANY_LENGTH else str(config.max_model_len)
 
 
 def _each(values: Iterable[object]) -> str:
