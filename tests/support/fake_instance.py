@@ -44,15 +44,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         me = self.instance
-        if self.path == "/health":
+        if self.path == "/health" or (self.path == "/ready" and me.knows_ready):
             if me.health == "freeze":
                 me.released.wait(PATIENCE_S)
                 raise _Reset
+            if me.health in ("engine_silent", "starting"):  # by the letter of the engine's own server
+                more = {"Retry-After": "1"} if me.health == "starting" else {}
+                self._whole(503, _error(f"it is {me.health}", me.health), more)
+                return
             headers = {"Retry-After": "5"} if me.health == "draining" else {}
             status = {"ok": 200, "draining": 503}.get(me.health, 500)
             self._whole(status, {"status": me.health}, headers)
         elif self.path == "/v1/models":
-            self._whole(200, {"object": "list", "data": [{"id": "fake", "by": me.name}]})
+            card = {"id": "fake", "by": me.name, **({"max_model_len": me.length} if me.length else {})}
+            self._whole(200, {"object": "list", "data": [card]})
         elif self.path == "/v1/kv/events" and me.notes is not None:
             me.followed_with.append(self.headers.get("Authorization"))
             self._follow(me.notes)
@@ -216,6 +221,8 @@ class FakeInstance:
         self.name = name
         self.num_words = num_words
         self.health: Any = "ok"
+        self.knows_ready = True
+        self.length = 0  # tokens of context that it tells
         self.behaviours: deque[Any] = deque()
         self.asked: list[Asked] = []
         self.released = threading.Event()  # what froze goes on

@@ -265,8 +265,8 @@ class RouterConfig:
     )
     min_prefill_tokens: int = option(64, "Shorter prompts, by an estimate, are not worth a hand-over and go whole to one server.", unit="tokens")  # fmt: skip
     load_weight: int = option(256, "How many prompt tokens found in a server's cache outweigh one more request under way there.", unit="tokens")  # fmt: skip
-    health_interval_s: float = option(2.0, "Time between two checks of a server.", unit="seconds")
-    health_timeout_s: float = option(5.0, "How long a check waits for its answer.", unit="seconds")
+    health_interval_s: float = option(1.0, "Time between two checks of a server.", unit="seconds")
+    health_timeout_s: float = option(2.0, "How long a check waits for its answer.", unit="seconds")
     health_failures: int = option(2, "Checks in a row that fail until a server's running answers are given up.", unit="checks")  # fmt: skip
     connect_timeout_s: float = option(2.0, "How long a connection to a server may take.", unit="seconds")
     first_byte_timeout_s: float = option(600.0, "How long a server may take until its answer begins; then another is asked.", unit="seconds")  # fmt: skip

@@ -494,3 +494,38 @@ def test_many_requests_over_servers_that_fail_at_random_all_end() -> None:
             thread.join(60)
         assert len(results) == 120 and set(results) <= {"done", "error"} and results.count("done") > 60
         assert wait_until(lambda: all(m.in_flight == 0 for m in router.router.fleet.members))
+
+
+@pytest.mark.parametrize("roles", ["plain", "hand-over"])
+def test_the_context_is_the_shortest_on_the_way(roles: str) -> None:
+    """F25: the router advertised the longer one, and prompts between got a 400."""
+    with fakes("a", "b") as (a, b):
+        a.length, b.length = 512, 256
+        ways = {"plain": [a, b]} if roles == "plain" else {"prefill": [b], "decode": [a]}
+        with routed(**ways) as router:
+            (card,) = router.http.get("/v1/models").json()["data"]
+            assert card["max_model_len"] == 256
+            b.stop()
+            router.wait_state(b, "down")
+            assert router.http.get("/v1/models").json()["data"][0]["max_model_len"] == 512
+
+
+@pytest.mark.parametrize("word", ["engine_silent", "starting"])
+def test_a_server_that_says_it_is_not_well_is_out_at_once_and_comes_back(word: str) -> None:
+    """F30, F69: its own word counts without a second check; what had not begun is asked of another."""
+    with fakes("a", "b") as (a, b), routed(plain=[a, b], health_failures=100, health_interval_s=0.1) as router:
+        a.health = word
+        router.wait_state(a, "down")
+        assert f"it is {word}" in router.router.fleet[a.host].health.why
+        assert {router.complete(prompt=SHORT).headers["x-octavo-instance"] for _ in range(4)} == {b.host}
+        a.health = "ok"
+        router.wait_state(a, "up")
+
+
+def test_another_kind_of_server_is_asked_for_its_health() -> None:
+    with fakes("a") as (a,):
+        a.knows_ready = False
+        with routed(plain=[a]) as router:
+            assert router.complete(prompt=SHORT).status_code == 200
+            a.health = "freeze"
+            router.wait_state(a, "down")

@@ -43,9 +43,9 @@ def test_one_slow_check_takes_no_server_away_but_several_in_a_row_do():
 def test_a_refused_check_is_down_at_once_and_gives_up_what_runs_after_as_many_as_others():
     one, _ = health(2)
     one.passed()
-    assert one.failed("refused", refused=True) is False
+    assert one.failed("refused", certain=True) is False
     assert one.state is State.DOWN
-    assert one.failed("refused", refused=True) is True
+    assert one.failed("refused", certain=True) is True
 
 
 def test_a_request_that_finds_nobody_marks_it_down_until_a_good_check():
@@ -87,7 +87,7 @@ def test_whatever_happens_a_good_check_brings_it_back_when_it_does_not_drain(eve
         elif event == "failed":
             one.failed("x")
         elif event == "refused check":
-            one.failed("x", refused=True)
+            one.failed("x", certain=True)
             assert one.state is State.DOWN
         elif event == "refused":
             one.refused("x")

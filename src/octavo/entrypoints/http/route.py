@@ -26,6 +26,7 @@ from octavo.entrypoints.http.door import TRACE_HEADERS
 from octavo.entrypoints.http.edge import Edge, Keyring
 from octavo.entrypoints.http.errors import NoInstance, ServerStopping
 from octavo.entrypoints.http.gate import Gate
+from octavo.entrypoints.http.route_models import Models
 from octavo.entrypoints.http.route_prompt import Prompts
 from octavo.entrypoints.http.route_relay import INSTANCE_HEADER, PREFILL_HEADER, Asked, Relay
 from octavo.entrypoints.http.route_upstream import Upstream, make_client
@@ -40,8 +41,6 @@ from octavo.features.router.fleet import Fleet, Member
 from octavo.features.router.health import Health
 from octavo.features.router.journey import Leg
 from octavo.observe.prometheus import CONTENT_TYPE
-
-MODELS_TIMEOUT_S = 10.0
 
 
 class Router:
@@ -119,7 +118,7 @@ class _Routes:
     def __init__(self, router: Router, relay: Relay, client: httpx2.AsyncClient, server: ServerConfig) -> None:
         self._router = router
         self._relay = relay
-        self._client = client
+        self._models = Models(client, router.fleet)
         self._server = server
         self._bodies = BodyReader(server.max_request_bytes)
 
@@ -156,22 +155,8 @@ class _Routes:
                 gate.leave(ticket)
 
     async def models(self, request: Request) -> Response:
-        """`GET /v1/models` and `/v1/models/{model}`, as a server behind the router answers: all serve the same."""
-        fleet = self._router.fleet
-        tried: frozenset[str] = frozenset()
-        while members := fleet.usable(Leg.WHOLE, tried):
-            member = members[0]
-            tried |= {member.name}
-            try:
-                async with asyncio.timeout(MODELS_TIMEOUT_S):
-                    url = member.url + request.url.path
-                    answer = await self._client.get(url, headers=dict(_passed_on(request)))
-            except (httpx2.HTTPError, TimeoutError):
-                continue
-            if answer.status_code < 500:
-                headers = {"content-type": answer.headers.get("content-type", ""), INSTANCE_HEADER: member.name}
-                return Response(answer.content, answer.status_code, headers)
-        raise NoInstance(f"no server behind this router takes requests now: {fleet.describe()}")
+        """`GET /v1/models` and `/v1/models/{model}`, with the context length that every server takes."""
+        return await self._models.answer(request.url.path, _passed_on(request))
 
     async def health(self, request: Request) -> Response:
         """`GET /health` and `/ping`: 200 while any server behind the router may be given requests, else 503."""

@@ -191,5 +191,13 @@ def error_code(body: bytes) -> Any:
         return None
 
 
+def error_message(body: bytes) -> Any:
+    """The message in an error of OpenAI's shape, if it is one."""
+    try:
+        return msgspec.json.decode(body)["error"]["message"]
+    except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, TypeError):
+        return None
+
+
 def _why(error: httpx2.HTTPError) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")

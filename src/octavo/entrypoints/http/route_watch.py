@@ -1,7 +1,7 @@
 """Keeps what is known of the servers behind the router: whether they are well, and what their caches hold.
 
-Promises: every server is checked in turn, however others behave; what runs on a server whose checks fail is given up; a
-stream of cache events that breaks, has a gap, or begins anew leaves nothing of what was known before.
+Promises: every server is checked in turn, however others behave: whether it is ready for requests, which a frozen engine
+and a server that stops are not; what runs on a server whose checks fail is given up; a stream of cache events that breaks, has a gap, or begins anew leaves nothing of what was known before.
 Does not know: requests.
 """
 
@@ -13,20 +13,21 @@ import httpx2
 import msgspec
 
 from octavo.config.schema import RouterConfig
-from octavo.entrypoints.http.route_upstream import DRAINING_S, Answer, draining_s
+from octavo.entrypoints.http.route_upstream import DRAINING_S, Answer, draining_s, error_code, error_message
 from octavo.features.router.fleet import Fleet, Member
 from octavo.features.router.health import State
 from octavo.kvcache.published import Note, StartOver
 
 logger = logging.getLogger(__name__)
 
+NOT_WELL = frozenset({"engine_silent", "engine_dead", "starting"})  # what a server says of itself
 EVENTS_OFF_S = 10.0  # between two looks at a server that does not tell
 EVENTS_REST_S = 1.0  # after a stream that broke
 EVENTS_SILENCE_S = 60.0  # servers comment their silence more often than that
 
 
 class Watch:
-    """Owns: its tasks, two a server."""
+    """Owns: its tasks, two a server, and which servers know no /ready."""
 
     def __init__(
         self, fleet: Fleet, client: httpx2.AsyncClient, config: RouterConfig, headers: Mapping[str, str]
@@ -36,6 +37,7 @@ class Watch:
         self._config = config
         self._headers = dict(headers)
         self._tasks: list[asyncio.Task[None]] = []
+        self._without_ready: set[str] = set()
 
     async def start(self) -> None:
         """Check every server once, which its owner tells, then keep on."""
@@ -73,9 +75,12 @@ class Watch:
         health, limit_s = member.health, self._config.health_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                response = await self._client.get(f"{member.url}/health")
+                response = await self._client.get(member.url + self._path(member))
+                if response.status_code == 404:  # another kind of server
+                    self._without_ready.add(member.name)
+                    response = await self._client.get(member.url + self._path(member))
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            return health.failed(f"it cannot be connected to: {error or type(error).__name__}", refused=True)
+            return health.failed(f"it cannot be connected to: {error or type(error).__name__}", certain=True)
         except TimeoutError:
             return health.failed(f"it did not answer a check within {limit_s:g} s")
         except httpx2.HTTPError as error:
@@ -84,10 +89,15 @@ class Watch:
             health.passed()
             return False
         answer = Answer(response.status_code, response.headers, response.content)
+        if error_code(answer.body) in NOT_WELL:
+            return health.failed(f"it says: {error_message(answer.body)}", certain=True)
         if answer.status == 503 and (seconds := draining_s(answer)) is not None:
             health.drains(max(seconds, 2 * self._config.health_interval_s, DRAINING_S))
             return False
         return health.failed(f"it answers a check with {response.status_code}")
+
+    def _path(self, member: Member) -> str:
+        return "/health" if member.name in self._without_ready else "/ready"
 
     # ---- caches ----
 
@@ -98,6 +108,8 @@ class Watch:
                 rest_s = await self._follow(member)
             except (httpx2.HTTPError, msgspec.MsgspecError, StartOver, ValueError) as error:
                 logger.debug("cache events of %s: %r", member.name, error)
+            except Exception:  # whatever one server does, the next stream is followed
+                logger.exception("cache events of %s could not be followed", member.name)
             finally:
                 member.mirror.forget()
             await asyncio.sleep(rest_s)

@@ -1,10 +1,11 @@
 """Whether a server may be given requests.
 
-Promises: a server that refuses connections is down at once, one whose checks fail is down after some in a row; both
-come back with one good check; one that says it is stopping is passed over and not called down.
+Promises: a server that refuses connections, or says itself that it is not well, is down at once; one whose checks fail
+is down after some in a row; all come back with one good check; one that says it is stopping is passed over and not called
+down.
 Does not know: how checks are made, or what a request is.
 
-    UNKNOWN --good check--> UP --refused, or failed checks in a row--> DOWN --good check--> UP
+    UNKNOWN --good check--> UP --refused, says so, or failed checks in a row--> DOWN --good check--> UP
     any --says that it drains, for some seconds--> DRAINING --time over--> UP
 """
 
@@ -51,10 +52,13 @@ class Health:
         """A check was answered well. What it said about draining stands until its time is over."""
         self._state, self._failed, self.why = State.UP, 0, ""
 
-    def failed(self, why: str, *, refused: bool = False) -> bool:
-        """A check failed. True when, with this one, so many did that what runs there is to be given up."""
+    def failed(self, why: str, *, certain: bool = False) -> bool:
+        """A check failed; `certain` when nobody was there, or the server itself said that it is not well.
+
+        True when, with this one, so many failed in a row that what runs there is to be given up.
+        """
         self._failed += 1
-        if refused or self._failed >= self._failures:
+        if certain or self._failed >= self._failures:
             self._state, self.why = State.DOWN, why
         return self._failed == self._failures
 
