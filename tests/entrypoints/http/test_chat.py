@@ -256,6 +256,15 @@ def test_what_changes_nothing_is_said(body: dict, word: str, caplog: pytest.LogC
         assert rendered.json()["warnings"] == plain.json()["warnings"]
 
 
+def test_a_field_that_changes_nothing_is_told_once_and_shortly(served: Served) -> None:
+    """F70, F80: of a field that a route does not know one thing is said, and of a big value its kind."""
+    answer = served.complete(prompt="a", max_tokens=1, verbosity="high").json()
+    assert answer["warnings"] == ["unknown field verbosity is ignored"]
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "verbosity": {"a": ["b"] * 100}}
+    told = served.http.post("/v1/chat/completions", json=body).json()["warnings"]
+    assert told == ["verbosity an object changes nothing: the model is not told"]
+
+
 def test_what_is_done_anyway_is_not_warned_about() -> None:
     """F90, F70: without a warning there is no field for it."""
     with toy_server(facts=NO_PRIORITY) as served:

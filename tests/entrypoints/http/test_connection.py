@@ -53,6 +53,31 @@ def test_a_head_that_never_ends_is_refused_at_the_limit(served: Served) -> None:
     assert served.complete(prompt="a", max_tokens=1).status_code == 200
 
 
+def test_what_is_no_http_hears_so_in_the_shape_of_all_errors(served: Served) -> None:
+    """F82: also TLS on a port that speaks none."""
+    for what in (b"\x16\x03\x01\x02\x00\x01\x00\x01", b"hello\r\n\r\n", START + b"content-length: -1\r\n\r\n"):
+        check_refused(talk(served.url, what), 400)
+
+
+@pytest.mark.parametrize("case", [b"Upgrade: h2c", b"upgrade:h2c", b"UPGRADE:\th2c"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_an_offer_to_speak_http2_does_not_cost_the_body(served: Served, case: bytes, apart: bool) -> None:
+    """F82's door: Java's HTTP client offers h2c with every request to a http:// address; the answer is HTTP/1.1's."""
+    body = json.dumps({"prompt": "a\r\nUpgrade: b", "max_tokens": 1}).encode()
+    head = START + b"connection: Upgrade, HTTP2-Settings\r\n" + case + b"\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
+    head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    closing = b"GET /version HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    told = talk(served.url, *((head, body, closing) if apart else (head + body + closing,)), pause_s=0.05)
+    assert told.count(b"HTTP/1.1 200 OK") == 2, told
+
+
+def test_a_length_of_many_digits_is_a_length(served: Served) -> None:
+    """F81's kind: a number too long for Python's int() is no 500."""
+    body = b'{"prompt":"a","max_tokens":1}'
+    head = START + b"connection: close\r\ncontent-length: " + b"0" * 5000 + b"%d\r\n\r\n" % len(body)
+    assert talk(served.url, head + body).startswith(b"HTTP/1.1 200 ")
+
+
 def test_no_more_than_the_limit_is_taken_of_an_endless_head(served: Served) -> None:
     """F82: the server closes long before 200 MB."""
     host, port = served.url.removeprefix("http://").split(":")

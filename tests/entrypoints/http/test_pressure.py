@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from octavo.base.errors import ClientError
 from octavo.config.schema import ServerConfig
 from octavo.entrypoints.http.body import parse_object
-from octavo.entrypoints.http.json_text import AT_ONCE, MAX_DEPTH, MAX_VALUES, _Reader, parse
+from octavo.entrypoints.http.json_text import AT_ONCE, MAX_DEPTH, MAX_GROUPS, MAX_VALUES, _Reader, parse
 from octavo.entrypoints.http.schemas import MOST_CHARS, MOST_ENTRIES
 from tests.entrypoints.http.events import check_error
 from tests.entrypoints.http.toy import endless
@@ -30,7 +30,7 @@ BASE = {CHAT: {"messages": [MESSAGE]}, TEXT: {"prompt": "a"}, "/tokenize": {"mes
 def many(field: str) -> Any:
     """One entry more than the field may have."""
     count = MOST_ENTRIES[field] + 1
-    if field in ("logit_bias", "chat_template_kwargs"):
+    if field in ("logit_bias", "chat_template_kwargs", "stream_options"):
         return {str(i): 1.0 for i in range(count)}
     if field in ("stop", "bad_words", "modalities"):
         return ["x"] * count
@@ -142,6 +142,9 @@ def test_more_values_than_a_request_can_need_are_refused(monkeypatch: pytest.Mon
     assert len(parse("[" + "1," * (MAX_VALUES - 3) + "1]")) == MAX_VALUES - 2
     with pytest.raises(ClientError, match=str(MAX_VALUES)):
         parse("[" + "1," * MAX_VALUES + "1]")
+    assert len(parse("[" + "[]," * (MAX_GROUPS - 2) + "{}]")) == MAX_GROUPS - 1
+    with pytest.raises(ClientError, match=f"more than {MAX_GROUPS} lists and objects"):
+        parse("[" + "[]," * (MAX_GROUPS - 2) + "{},{}]")
     monkeypatch.setattr("octavo.entrypoints.http.json_text.MAX_VALUES", 50_000)
     for value in ("[]", '{"a":1}', '"a"'):
         with pytest.raises(ClientError, match="50000"):
@@ -159,6 +162,10 @@ HEAVY: dict[str, tuple[str, Callable[[], bytes]]] = {
     "text": (TEXT, lambda: b'{"prompt":"' + b"x" * (31 * MIB) + b'"}'),
     "escapes": (TEXT, lambda: b'{"prompt":"' + b"\\u00e9" * (5 * MIB) + b'"}'),
     "objects": (CHAT, lambda: b'{"messages":[' + b'{"role":"user"},' * (MIB // 2) + b"{}]}"),
+    "wrong ids": ("/detokenize", lambda: json.dumps({"tokens": ["a"] * 262_144}).encode()),
+    "wrong prompt": (TEXT, lambda: json.dumps({"prompt": [1] * 700_000 + ["a"]}).encode()),
+    "many prompts": (TEXT, lambda: json.dumps({"prompt": [[1]] * 450_000}).encode()),
+    "a word nobody needs": (CHAT, lambda: json.dumps({"messages": [MESSAGE], "max_tokens": 1, "verbosity": {f"x{i}": 1 for i in range(300_000)}}).encode()),
     "batch": (TEXT, lambda: json.dumps({"prompt": [[5] * 20] * 64, "max_tokens": 1, "allowed_token_ids": list(range(250)) * 60}).encode()),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from octavo.base.errors import ClientError
 from octavo.base.outputs import Logprob
@@ -43,6 +44,10 @@ def test_what_is_not_served_is_refused_unless_it_asks_for_nothing(name: str) -> 
             assert caught.value.param == name and caught.value.code == "not_available"
 
 
+def any_number(_number: int) -> None:
+    """As many prompts as there are."""
+
+
 INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "prompt_logprobs", "priority")
 
 
@@ -62,7 +67,10 @@ def test_whole_numbers_are_token_ids() -> None:
     """F91."""
     request, _ = read_fields(CompletionRequest, {"prompt": [1.0, 2], "stop_token_ids": [3.0, 4], "allowed_token_ids": [5.0], "logit_bias": {"6": 1}})  # fmt: skip
     assert (request.stop_token_ids, request.allowed_token_ids) == ([3, 4], [5])
-    assert split_prompts(request.prompt) == [[1, 2]] and split_prompts([[1.0], [2]]) == [[1], [2]]
+    assert split_prompts(request.prompt, any_number) == [[1, 2]] and split_prompts([[1.0], [2]], any_number) == [
+        [1],
+        [2],
+    ]
     for name in ("stop_token_ids", "allowed_token_ids"):
         for wrong in (1.5, True, math.inf, "1"):
             with pytest.raises(ClientError, match=rf"{name}\[1\]"):
@@ -124,12 +132,56 @@ def test_misspelled_names_are_found_and_strange_ones_are_not() -> None:
 )
 def test_prompts_come_back_whole_or_are_refused(prompt: list) -> None:
     try:
-        prompts = split_prompts(prompt)
+        prompts = split_prompts(prompt, any_number)
     except ClientError as error:
         assert error.param.startswith("prompt")
         return
     assert prompts in (prompt, [prompt])  # 2.0 equals 2
     assert all(isinstance(p, str) or all(type(t) is int for t in p) for p in prompts)
+
+
+def test_a_number_of_prompts_is_refused_before_anything_looks_at_them() -> None:
+    """F80: what would be 400 for its number costs no look at each entry."""
+
+    def three_at_most(number: int) -> None:
+        if number > 3:
+            raise ClientError(f"{number}", param="prompt")
+
+    with pytest.raises(ClientError, match="4"):
+        split_prompts([[1], [2], "not looked at", None], three_at_most)
+    assert split_prompts([1, 2, 3, 4, 5], three_at_most) == [[1, 2, 3, 4, 5]]
+    with pytest.raises(ClientError, match=r"prompt\[1\] must be a string"):
+        split_prompts(["a", 5], three_at_most)
+
+
+@pytest.mark.parametrize(("wrong", "shown"), [("a", "a string"), (None, "null"), (1.5, "1.5"), (True, "true"), ([1], "a list")])  # fmt: skip
+@pytest.mark.parametrize("place", [1, 3])
+def test_the_first_wrong_token_id_is_named(place: int, wrong: object, shown: str) -> None:
+    """F80, F91: also behind whole floats and before others that are wrong."""
+    prompt = [1, 2.0, 3, 4, 5.5, "x"]
+    prompt[place] = wrong
+    with pytest.raises(ClientError) as caught:
+        split_prompts(prompt, any_number)
+    assert str(caught.value).startswith(f"prompt[{place}] must be a token id, got {shown}")
+
+
+def test_of_many_wrong_ids_one_is_complained_about() -> None:
+    """F80: complaints about each of 262,144 entries took 3 s, and other streams stood still for one of them."""
+    for wrong in ("a", 5.5, True):
+        with pytest.raises(ClientError) as caught:
+            read_fields(CompletionRequest, {"prompt": "a", "stop_token_ids": [1, 2.0, *[wrong] * 5]})
+        assert caught.value.param == "stop_token_ids[2]" and "must be an integer" in str(caught.value)
+        whole = CompletionRequest.model_fields["stop_token_ids"]
+        with pytest.raises(ValidationError) as told:
+            TypeAdapter(whole.annotation).validate_python([1, 2.0, *[wrong] * 5], strict=True)
+        assert told.value.error_count() == 1
+
+
+def test_a_token_id_has_one_bias() -> None:
+    """F80's field, and the rule of all names: two spellings of one id are two values for one thing, refused by name."""
+    with pytest.raises(ClientError, match="logit_bias gives the token id 5 twice"):
+        read_chat = read_fields(ChatRequest, {"messages": [], "logit_bias": {"5": 1, "05": 2}})[0]
+        chat_params(read_chat, {})
 
 
 def test_numbers_that_json_has_no_word_for() -> None:

@@ -53,8 +53,7 @@ def _made(raw: bytes, make: Callable[[dict[str, Any], bytes], T]) -> T:
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
     """The raw body; the limit holds while reading, whatever Content-Length says."""
-    declared = request.headers.get("content-length", "0")
-    if declared.isascii() and declared.isdigit() and int(declared) > limit_bytes:
+    if _declared(request) > limit_bytes:
         await _discard(request, limit_bytes)
         _too_large(limit_bytes)
     chunks: list[bytes] = []
@@ -80,6 +79,12 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
             _too_large(limit_bytes)
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def _declared(request: Request) -> int:
+    """What Content-Length says; 0 where it says nothing, or is so long that only its zeros can have let it through."""
+    digits = request.headers.get("content-length", "").lstrip("0")
+    return int(digits) if len(digits) < 20 and digits.isascii() and digits.isdigit() else 0
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

@@ -47,8 +47,9 @@ class CompletionRoute:
         model = door.model_name(req.model)
         warnings += request_warnings(req, door.front.info)
         params = completion_params(req, door.front.info.default_sampling)
-        prompts = split_prompts(req.prompt)
-        check_answers(len(prompts), params.n, door.front.info.max_waiting_requests)
+        prompts = split_prompts(
+            req.prompt, lambda num: check_answers(num, params.n, door.front.info.max_waiting_requests)
+        )
 
         async def prepare() -> "CompletionReply":
             jobs = await amake_jobs(door, await render_prompts(door, prompts, req.add_special_tokens), params, req)

@@ -1,11 +1,12 @@
 """HTTP connections with bounds: how large and how slow the head of a request may be.
 
-Promises: a head that is too large is answered 431, one that does not end in time 408, and the connection is closed;
-what is kept of it is bounded; who connects and says nothing, or goes on sending after the answer, is closed too.
+Promises: a head that is too large is answered 431, one that does not end in time 408, what is no HTTP 400, and the
+connection is closed; an offer to speak another protocol (Upgrade) is ignored, and its request answered; what is kept of it is bounded; who connects and says nothing, or goes on sending after the answer, is closed too.
 Does not know: bodies that are read (see `body`), or applications.
 """
 
 import asyncio
+import re
 from typing import Final
 
 import httptools
@@ -18,7 +19,11 @@ MAX_HEAD_BYTES: Final = 64 << 10  # request line and headers together
 MAX_HEADERS: Final = 256
 HEAD_S: Final = 10.0  # how long a head may take, from the connection or from its first byte on
 UNREAD_BODY_S: Final = 5.0  # how long a body that nobody wants may go on after the answer
-_REASONS: Final = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+_REASONS: Final = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+# An offer to speak another protocol, as Java's HTTP client makes with every request to a http:// address (h2c). It may be
+# ignored, but the parser would take all behind the head for that protocol, and drop the body.
+_OFFER: Final = re.compile(rb"(?<=\n)upgrade(?=:)", re.IGNORECASE)
+_NO_OFFER: Final = b"x-offer"  # as long, so that nothing moves
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -54,7 +59,7 @@ class BoundedProtocol(HttpToolsProtocol):
             piece, data = data[: MAX_HEAD_BYTES - self._head_bytes], data[MAX_HEAD_BYTES - self._head_bytes :]
             num_heads = self._num_heads
             self._head_bytes += len(piece)
-            super().data_received(piece)
+            super().data_received(_without_offer(piece))
             if self._num_heads != num_heads:
                 self._head_bytes = 0
             elif self._head_bytes >= MAX_HEAD_BYTES:
@@ -88,9 +93,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP; nothing more is said where an answer was given already."""
-        self._disarm()
-        if not self.transport.is_closing():
-            super().send_400_response(msg)
+        self._refuse(
+            400, "what came is not a valid HTTP/1.1 request (this port speaks http, not https)", "invalid_http"
+        )
 
     def _arm(self, after_s: float) -> None:
         self._disarm()
@@ -123,3 +128,10 @@ class BoundedProtocol(HttpToolsProtocol):
             )
             self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def _without_offer(piece: bytes) -> bytes:
+    """A head's bytes, and what came with them, without the offer to speak another protocol."""
+    end = piece.find(b"\r\n\r\n")
+    head = piece if end == -1 else piece[:end]
+    return _OFFER.sub(_NO_OFFER, head) + piece[len(head) :]

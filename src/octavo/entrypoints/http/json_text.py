@@ -1,7 +1,7 @@
 """JSON text to Python values, strictly, within bounds, and without holding up other threads.
 
 Promises: the values are those of the standard library's parser; no duplicate keys, NaN, or more than `MAX_DEPTH` levels
-and `MAX_VALUES` values; a long text is read in small steps, so that a thread that reads it lets the others go on, which
+and `MAX_VALUES` values, `MAX_GROUPS` of them lists or objects; a long text is read in small steps, so that a thread that reads it lets the others go on, which
 one call into the standard library's parser would not.
 Does not know: HTTP, or what the values mean.
 """
@@ -16,6 +16,7 @@ from octavo.base.errors import ClientError
 
 MAX_DEPTH: Final = 100  # levels of lists and objects; schemas of tools have some ten
 MAX_VALUES: Final = 1_000_000  # numbers, strings, lists, objects and their keys
+MAX_GROUPS: Final = 100_000  # lists and objects: the garbage collector looks at all of them at once, and all else waits
 AT_ONCE: Final = 1 << 16  # characters that are parsed without a pause: a few milliseconds
 
 _scan: Callable[[str, int, bool], tuple[str, int]] = scanstring
@@ -64,6 +65,12 @@ def _too_deep() -> NoReturn:
     )
 
 
+def _too_many(most: int, what: str) -> NoReturn:
+    raise ClientError(
+        f"the request body holds more than {most} {what}; send it in several requests", code="request_too_large"
+    )
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
@@ -86,12 +93,13 @@ def _constant(name: str) -> NoReturn:
 class _Reader:
     """One long text being read; every step is short.
 
-    Owns: how many values there were.
+    Owns: how many values there were, and how many of them lists and objects.
     """
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._num_values = 0
+        self._num_groups = 0
 
     def whole(self) -> Any:
         value, pos = self._value(self._skip(0), 0)
@@ -106,10 +114,7 @@ class _Reader:
     def _count(self, num: int) -> None:
         self._num_values += num
         if self._num_values > MAX_VALUES:
-            raise ClientError(
-                f"the request body holds more than {MAX_VALUES} values; send it in several requests",
-                code="request_too_large",
-            )
+            _too_many(MAX_VALUES, "values")
 
     def _value(self, pos: int, depth: int) -> tuple[Any, int]:
         self._count(1)
@@ -119,6 +124,9 @@ class _Reader:
         if char in ("{", "["):
             if depth == MAX_DEPTH:
                 _too_deep()
+            self._num_groups += 1
+            if self._num_groups > MAX_GROUPS:
+                _too_many(MAX_GROUPS, "lists and objects")
             return (self._object if char == "{" else self._list)(pos + 1, depth + 1)
         if char in _WORDS:
             word, value = _WORDS[char]

@@ -139,8 +139,9 @@ class RenderRoutes:
         req, warnings = await door.read(CompletionRequest, request)
         model = door.model_name(req.model)
         params = completion_params(req, door.front.info.default_sampling)
-        prompts = split_prompts(req.prompt)
-        check_answers(len(prompts), params.n, door.front.info.max_waiting_requests)
+        prompts = split_prompts(
+            req.prompt, lambda num: check_answers(num, params.n, door.front.info.max_waiting_requests)
+        )
         inputs = await render_prompts(door, prompts, req.add_special_tokens)
         return self._rendered(model, make_jobs(door, inputs, params, req), req, request, warnings)
 

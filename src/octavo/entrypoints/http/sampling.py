@@ -108,7 +108,12 @@ def _bias(bias: dict[str, float] | None) -> dict[int, float] | None:
     for key in bias:
         if not _TOKEN_ID.match(key):
             raise ClientError(f"logit_bias keys must be token ids, got {key[:40]!r}", param="logit_bias")
-    return {int(key): value for key, value in bias.items()}
+    out: dict[int, float] = {}
+    for key, value in bias.items():
+        if int(key) in out:
+            raise ClientError(f"logit_bias gives the token id {int(key)} twice", param="logit_bias")
+        out[int(key)] = value
+    return out
 
 
 def _not_negative(name: str, value: int | None) -> int | None:

@@ -27,6 +27,7 @@ MOST_ENTRIES: Final = {
     "modalities": 16,
     "chat_template_kwargs": 256,
     "tokens": 262144,
+    "stream_options": 32,
 }
 
 
@@ -43,9 +44,17 @@ def _as_whole(value: Any) -> Any:
 
 
 def _as_wholes(values: Any) -> Any:
-    if isinstance(values, list) and float in set(map(type, values)):
-        return [_as_whole(value) for value in values]
-    return values
+    """Whole floats as integers, up to the first entry that is none: the check names that one, and makes no list of
+    complaints about all that follow it (F80).
+    """
+    if not isinstance(values, list) or set(map(type, values)) <= {int}:
+        return values
+    out: list[Any] = []
+    for value in values:
+        out.append(_as_whole(value))
+        if type(out[-1]) is not int:
+            break
+    return out
 
 
 _LARGEST: Final = 2.0**63
