@@ -12,7 +12,7 @@ from tests.support.smollm2 import smollm2_gguf
 def defaults(model, **options):
     """Sampling defaults in force for a model."""
     given = given_from_keywords({"model": str(model), **options}, ENGINE_SECTIONS, read_env({}))
-    prepared = prepare(given, read_env({"OCTAVO_PLUGINS": ""}), lambda line: None)
+    prepared = prepare(given, read_env({"OCTAVO_PLUGINS": ""}), lambda line: None, lambda phase: None)
     prepared.renderer.close()
     return dict(prepared.default_sampling)
 

@@ -28,6 +28,8 @@ STOP_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 1800.0
 LOG_LINES_SHOWN = 5
 HEALTH_PERIOD_S = 0.005
+STARTING_PERIOD_S = 0.2
+STARTING = "starting"  # the code of the error of a server that is not ready yet
 _READY = re.compile(r"ready at (http://\S+)/v1 \(model (.*)\)")
 
 
@@ -122,7 +124,7 @@ def started(
 
 
 def _wait_healthy(url: str, process: "subprocess.Popen[str]", until_s: float, clock: Callable[[], float]) -> None:
-    """Until the server answers: its log may say that it is ready a moment before it listens."""
+    """Until the server answers that it is well: its log may say so a moment before."""
     address = Address(url)
     while process.poll() is None and clock() < until_s:
         connection = http.client.HTTPConnection(address.host, address.port, timeout=ASK_TIMEOUT_S)
@@ -131,9 +133,10 @@ def _wait_healthy(url: str, process: "subprocess.Popen[str]", until_s: float, cl
             if connection.getresponse().status == http.client.OK:
                 return
         except (OSError, http.client.HTTPException):
-            time.sleep(HEALTH_PERIOD_S)
+            pass
         finally:
             connection.close()
+        time.sleep(HEALTH_PERIOD_S)
     raise ServerError(f"the server at {url} said that it is ready, but does not answer")
 
 
@@ -149,6 +152,35 @@ def _stop(process: "subprocess.Popen[str]") -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def wait_started(base_url: str, say: Callable[[str], None], *, timeout_s: float = START_TIMEOUT_S) -> None:
+    """Until a server does not say any more that it is starting; at once where it says anything else, or is not there."""
+    address, told, end_s = Address(base_url), False, time.monotonic() + timeout_s
+    while words := _starting(address):
+        if not told:
+            say(f"waiting for {address.url}: {words}")
+            told = True
+        if time.monotonic() > end_s:
+            raise ServerError(f"the server at {address.url} was not ready within {timeout_s:g} s: {words}")
+        time.sleep(STARTING_PERIOD_S)
+
+
+def _starting(address: Address) -> str | None:
+    """What a server that is starting says."""
+    kind = http.client.HTTPSConnection if address.tls else http.client.HTTPConnection
+    connection = kind(address.host, address.port, timeout=ASK_TIMEOUT_S)
+    try:
+        connection.request("GET", f"{address.path}/health")
+        answer = connection.getresponse()
+        if answer.status != http.client.SERVICE_UNAVAILABLE:
+            return None
+        value = json.loads(answer.read())
+        return message_of(value) if value["error"]["code"] == STARTING else None
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return None  # whoever asks for more will hear what is wrong
+    finally:
+        connection.close()
 
 
 def first_model(base_url: str, api_key: str | None = None) -> str:

@@ -20,7 +20,7 @@ from octavo.bench.report import Spread, spread, spread_table
 from octavo.bench.serve import started
 from octavo.bench.workloads import Item, Workload
 
-_STAGES = re.compile(r"start-up: (.+)$")
+_STAGES = re.compile(r"start-up(?: in [\d.]+ s)?: (.+)$")
 _STAGE = re.compile(r"([^,]+?) ([\d.]+) s(?:,|$)")
 
 AS_FOUND, DROPPED, WARM = "as found", "dropped from the file cache", "warm"

@@ -25,7 +25,7 @@ from octavo.base.outputs import EngineOutputs, RequestDelta
 from octavo.base.requests import Abort, AdminReply
 from octavo.base.types import FinishReason
 from octavo.engine.loop import EngineLoop
-from octavo.engine.messages import Boot, Bye, Down, Failed, Log, Ready, Up
+from octavo.engine.messages import Boot, Bye, Down, Entered, Failed, Log, Ready, Up
 from octavo.engine.pulse import BEAT_S
 from octavo.engine.startup import build_core, executors
 from octavo.plugins.general import load_general, load_required
@@ -165,6 +165,7 @@ def _serve(boot: Boot, context: "zmq.Context[zmq.Socket[bytes]]", sender: _Sende
         sources=boot.sources,
         sample_vocab_size=boot.sample_vocab_size,
         plugins=boot.plugins,
+        enter=lambda phase: sender.send(Entered(phase)),
     )
 
     def tell(outputs: EngineOutputs) -> None:

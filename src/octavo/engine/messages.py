@@ -34,6 +34,12 @@ class Log(msgspec.Struct, frozen=True, tag=True):
     line: str
 
 
+class Entered(msgspec.Struct, frozen=True, tag=True):
+    """Child to parent: the next phase of the start began."""
+
+    phase: str
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Child to parent: serving from now on."""
 
@@ -49,4 +55,4 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Down = Submit | Abort | Admin | Bye
-Up = Log | Ready | Failed | Beat | EngineOutputs | AdminReply
+Up = Log | Entered | Ready | Failed | Beat | EngineOutputs | AdminReply

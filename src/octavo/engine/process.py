@@ -7,7 +7,7 @@ Does not know: the scheduler, or text.
 
 Protocol. The parent starts `python -m octavo.engine.child` (see `engine.spawn`) and writes one `Boot` message to its
 standard input, which stays open: its end means that the parent is gone. Two ZeroMQ pairs over `ipc://` in a private folder carry
-messages: parent PUSH -> child PULL (Submit, Abort, Admin, Bye) and child PUSH -> parent PULL (Log, Ready, Failed, Beat,
+messages: parent PUSH -> child PULL (Submit, Abort, Admin, Bye) and child PUSH -> parent PULL (Log, Entered, Ready, Failed, Beat,
 EngineOutputs, AdminReply). Frames are those of `base.codec`. A request that cannot be read on either side ends alone.
 """
 
@@ -29,10 +29,11 @@ import zmq
 from octavo.base.codec import Decoder, Encoder, lost_delta
 from octavo.base.errors import ClientError, ConfigError, EngineDead, LoadError, OctavoError, ServerError
 from octavo.base.outputs import EngineOutputs, RequestDelta
+from octavo.base.phases import Enter
 from octavo.base.requests import Abort, AdminReply, EngineRequest, Submit
 from octavo.config.schema import EngineConfig
 from octavo.engine.client import CallTable
-from octavo.engine.messages import Boot, Bye, Down, Failed, Log, Ready, Up
+from octavo.engine.messages import Boot, Bye, Down, Entered, Failed, Log, Ready, Up
 from octavo.engine.pulse import Beat
 from octavo.engine.spawn import Process, start_process
 from octavo.engine.startup import StartupReport
@@ -71,9 +72,11 @@ class SocketClient:
         plugins: tuple[str, ...] | None = (),
         debug: bool = False,
         process: Process | None = None,
+        enter: Enter = _ignore,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="octavo-"))
         self._progress = progress
+        self._enter = enter
         self._calls = CallTable()
         self._ready: Future[StartupReport] = Future()
         self._error: Exception | None = None
@@ -261,6 +264,8 @@ class SocketClient:
             self._calls.settle(message)
         elif isinstance(message, Log):
             self._progress(message.line)
+        elif isinstance(message, Entered):
+            self._enter(message.phase)
         elif isinstance(message, Ready):
             self._ready.set_result(message.report)
         elif isinstance(message, Failed):

@@ -13,6 +13,7 @@ from math import ceil
 
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import KVLayout
+from octavo.base.phases import Enter, Phases
 from octavo.config.architectures import PLUGIN_GROUP
 from octavo.config.facts import DeviceFacts, ModelFacts, read_model_facts
 from octavo.config.quantization import NONE, plan_quantization
@@ -89,28 +90,30 @@ def build_core(
     sample_vocab_size: int | None = None,
     plugins: tuple[str, ...] | None = (),
     clock: Callable[[], float] = time.monotonic,
+    enter: Enter | None = None,
 ) -> Started:
     """Bring an engine up. `config.model.model` is a path by now.
 
-    Raises `ConfigError` or `LoadError` in one sentence; the executor is stopped before that.
+    Raises `ConfigError` or `LoadError` in one sentence; the executor is stopped before that. `enter` hears of each phase.
     """
     if config.model.model is None:
         raise ConfigError("no model was given; name a folder, a GGUF file or a model to pull.")
-    seconds: dict[str, float] = {}
+    phases = Phases("configuration", tell=enter)
     facts = read_model_facts(config.model.model, more=partial(names_of, PLUGIN_GROUP, plugins))
     executor = executor or executors().load("uni")(config.device.device, plugins=plugins)
     try:
-        with _timed(seconds, "probe"):
-            device = executor.probe()
+        phases.enter("looking at the device")
+        device = executor.probe()
         resolved = resolve(config, facts, transfer.beside(config.cache, device), sources)
         worker = worker_config(resolved.config, facts, device, sample_vocab_size, plugins)
-        with _timed(seconds, "load"):
-            loaded = executor.load(worker, progress)
+        phases.enter("loading weights")
+        loaded = executor.load(worker, progress)
         plan = worker.quantization
         kept = "" if plan is None or plan.method == NONE else f" as {plan.text}"
-        progress(f"weights: {size_text(loaded.weight_bytes)}{kept} from {loaded.source} in {seconds['load']:.1f} s")
-        with _timed(seconds, "profile"):
-            profile = executor.profile()
+        took_s = phases.now().seconds
+        progress(f"weights: {size_text(loaded.weight_bytes)}{kept} from {loaded.source} in {took_s:.1f} s")
+        phases.enter("measuring a step")
+        profile = executor.profile()
         loaded = replace(loaded, notes=(*loaded.notes, *profile.notes))
         layout, max_len = decide_layout(
             resolved.config,
@@ -119,14 +122,15 @@ def build_core(
             device,
             fit_length=config.model.max_model_len is None,
         )
-        with _timed(seconds, "allocate"):
-            executor.allocate(layout)
-        with _timed(seconds, "warm up"):
-            executor.warm_up()
-        progress(f"KV cache: {size_text(layout.total_bytes)} reserved; warm-up {seconds['warm up']:.1f} s")
+        phases.enter("reserving the KV cache")
+        executor.allocate(layout)
+        phases.enter("warming up")
+        executor.warm_up()
+        progress(f"KV cache: {size_text(layout.total_bytes)} reserved; warm-up {phases.now().seconds:.1f} s")
+        phases.enter("putting the engine together")
         speeds = transfer.speeds(resolved.config.cache, executor, profile)
         core = _assemble(resolved.config, layout, max_len, executor, parts, clock, speeds)
-        report = _report(resolved, facts, device, loaded, layout, max_len, seconds, speeds)
+        report = _report(resolved, facts, device, loaded, layout, max_len, phases.seconds(), speeds)
         return Started(core=core, report=report)
     except BaseException:
         executor.stop()
@@ -338,19 +342,3 @@ def _text(value: object) -> str:
 def size_text(num_bytes: int) -> str:
     """Bytes for people."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
-
-
-class _timed:
-    """Writes the seconds of a block into a dict.
-
-    Owns: its start time.
-    """
-
-    def __init__(self, into: dict[str, float], name: str) -> None:
-        self._into, self._name, self._start = into, name, 0.0
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._into[self._name] = time.perf_counter() - self._start

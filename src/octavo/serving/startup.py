@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.base.heap import give_back
+from octavo.base.phases import Enter
 from octavo.base.types import UsageContext
 from octavo.config.architectures import PLUGIN_GROUP
 from octavo.config.args import ENGINE_SECTIONS, Given, engine_config, given_from_keywords
@@ -107,13 +108,15 @@ class OnlineFront:
         self.hold.close()
 
 
-def prepare(given: Given, env: Env, progress: Progress) -> Prepared:
+def prepare(given: Given, env: Env, progress: Progress, enter: Enter) -> Prepared:
     """Find (or pull) the model and load what concerns text; nothing here is slow but a pull."""
+    enter("finding the model")
     config = engine_config(given)
     required = config.plugins.require_plugin or ()
     plugins = load_general(env.plugins, required, progress)
     name = config.model.model or EMBEDDED_NAME
     path = pull_model(name, env, progress)
+    enter("reading the model's files")
     facts = read_model_facts(str(path), more=partial(names_of, PLUGIN_GROUP, env.plugins))
     tokenizer = load_tokenizer(str(path), pre_tokenizer=config.model.pre_tokenizer, say=progress)
     template = load_chat_template(str(path), config.model.chat_template)
@@ -165,10 +168,11 @@ def _replace_model(config: EngineConfig, path: str, env: Env) -> EngineConfig:
 
 
 def start_client(
-    prepared: Prepared, progress: Progress, *, env: Env, process: Process | None = None
+    prepared: Prepared, progress: Progress, enter: Enter, *, env: Env, process: Process | None = None
 ) -> tuple[EngineClient, StartupReport]:
     """Start the engine, in `process` or in this one."""
     vocab = prepared.vocab_size
+    enter("starting the engine")
     if process is not None:
         client = SocketClient(
             prepared.config,
@@ -178,12 +182,18 @@ def start_client(
             plugins=prepared.selected,
             debug=env.debug,
             process=process,
+            enter=enter,
         )
         return client, client.wait_ready()
     with compute_settings():
         load_required(prepared.config.plugins.require_plugin or ())
         started = build_core(
-            prepared.config, progress, sources=prepared.sources, sample_vocab_size=vocab, plugins=prepared.selected
+            prepared.config,
+            progress,
+            sources=prepared.sources,
+            sample_vocab_size=vocab,
+            plugins=prepared.selected,
+            enter=enter,
         )
     return InprocClient(started.core), started.report
 
@@ -228,8 +238,8 @@ def open_offline(options: Mapping[str, Any], progress: Progress | None = None, e
     for notice in given.notices:
         progress(f"{WARNING}{notice}")
     with process_ahead(given.values.get("multiprocessing", False)) as process:
-        prepared = prepare(given, env, progress)
-        client, report = start_client(prepared, progress, env=env, process=process)
+        prepared = prepare(given, env, progress, _nobody)
+        client, report = start_client(prepared, progress, _nobody, env=env, process=process)
     info = _info(prepared, report, UsageContext.LLM_CLASS)
     limits = _limits(prepared, report)
     return OfflineFront(
@@ -250,16 +260,19 @@ def open_online(
     usage: UsageContext = UsageContext.API_SERVER,
     *,
     process: Process | None = None,
+    enter: Enter | None = None,
 ) -> OnlineFront:
     """An engine for asynchronous doors, in a process of its own unless `--no-multiprocessing`.
 
     `process` is one that the caller has started ahead and ends if this fails; one is started here otherwise.
+    `enter` hears of each phase.
     """
-    progress = _each_warning_once(progress)
+    progress, enter = _each_warning_once(progress), enter or _nobody
     own = process is None and engine_config(given).device.multiprocessing
     with process_ahead(own) as ahead:
-        prepared = prepare(given, env, progress)
-        client, report = start_client(prepared, progress, env=env, process=process or ahead)
+        prepared = prepare(given, env, progress, enter)
+        client, report = start_client(prepared, progress, enter, env=env, process=process or ahead)
+    enter("opening the server")
     give_back()
     info = _info(prepared, report, usage)
     limits = _limits(prepared, report)
@@ -301,6 +314,10 @@ def _each_warning_once(progress: Progress) -> Progress:
             told.add(line)
 
     return show
+
+
+def _nobody(phase: str) -> None:
+    """Where no one asks how far a start is."""
 
 
 def _warnings_only(line: str) -> None:

@@ -24,7 +24,7 @@ from octavo.bench.connections import Address
 from octavo.bench.load import DEFAULT_TIMEOUT_S, Target, ceilings, own_ceiling
 from octavo.bench.plot import as_svg
 from octavo.bench.report import as_json, as_table, parse_goal, summarize
-from octavo.bench.serve import first_model, measure, started
+from octavo.bench.serve import first_model, measure, started, wait_started
 from octavo.bench.startup import measure_starts, model_files, startup_table
 from octavo.bench.workloads import Item, Length, Workload
 from octavo.config.args import SERVER_SECTIONS, Given, options
@@ -80,6 +80,7 @@ def _server(args: Any, show: Show) -> Iterator[tuple[str, str, Callable[[], str 
     """Where to send requests, the model's name there, and what tells whether a server started here has ended."""
     if args.start is None:
         url = args.base_url or DEFAULT_URL
+        wait_started(url, show)
         yield url, args.model or first_model(url, args.api_key), lambda: None
         return
     show(f"starting octavo serve {' '.join(args.start)}")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TextIO
 
+from octavo.base.phases import Phases
 from octavo.config.meter import Passing
 from octavo.engine.startup import StartupReport
 
@@ -21,9 +22,9 @@ PLAIN_S: Final = 10.0  # between two passing lines where nothing can be written 
 _WIPE: Final = "\r\x1b[K"
 
 
-def progress(clock: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
-    """A progress callback that stamps lines with seconds since now."""
-    return Show(sys.stderr, clock)
+def progress(clock: Callable[[], float] = time.monotonic, began_s: float | None = None) -> Callable[[str], None]:
+    """A progress callback that stamps lines with seconds since `began_s`, or now."""
+    return Show(sys.stderr, clock, began_s)
 
 
 class Show:
@@ -32,10 +33,11 @@ class Show:
     Owns: whether the last line may be written over, and when a passing one was shown last.
     """
 
-    def __init__(self, out: TextIO, clock: Callable[[], float]) -> None:
+    def __init__(self, out: TextIO, clock: Callable[[], float], began_s: float | None = None) -> None:
         self._out = out
         self._clock = clock
-        self._start = self._shown = clock()
+        self._shown = clock()
+        self._start = self._shown if began_s is None else began_s
         self._over = False
 
     def __call__(self, line: str) -> None:
@@ -77,9 +79,10 @@ def quiet_progress(*, verbose: bool) -> Iterator[Callable[[str], None]]:
         sys.stderr.flush()
 
 
-def summary(report: StartupReport) -> list[str]:
-    """The lines that end a start-up (OPS-5)."""
-    stages = ", ".join(f"{name} {s:.2f} s" for name, s in report.seconds.items())
+def summary(report: StartupReport, phases: Phases) -> list[str]:
+    """The lines that end a start-up, with all the time from the process's beginning on (OPS-5)."""
+    total_s = phases.now().total_s
+    stages = ", ".join(f"{name} {s:.2f} s" for name, s in phases.seconds().items())
     lines = [
         f"model: {report.architecture} from {report.model}, {report.dtype}, {report.weight_bytes / 2**20:.0f} MiB of weights",
         f"runs on {report.device}, attention backend {report.attention_backend}, "
@@ -87,6 +90,6 @@ def summary(report: StartupReport) -> list[str]:
         f"KV cache: {report.num_kv_tokens:,} tokens ({report.num_kv_blocks:,} blocks of {report.block_size}, "
         f"{report.kv_bytes / 2**20:,.0f} MiB, touched as used)",
         f"context: {report.max_model_len:,} tokens; {report.concurrency:.1f} requests of that length fit at once",
-        f"start-up: {stages}",
+        f"start-up in {total_s:.2f} s: {stages}",
     ]
     return lines + [f"note: {note}" for note in report.notes]

@@ -89,10 +89,9 @@ class Life:
         self._http.leave()
 
     async def serve(self, listener: socket.socket, what: str) -> None:
-        """Say that it is ready, and serve until the end."""
+        """Say that it is ready, and serve on an open port until the end: who connects meanwhile waits in line."""
         drain = asyncio.create_task(self._drain())
         host, port = listener.getsockname()[:2]
-        listener.listen(self._config.backlog)  # from the line on, whoever connects waits in line and is not refused
         sys.stderr.write(f"octavo: ready at http://{host}:{port}/v1 {what}\n")
         try:
             await self._http.serve(sockets=[listener])

@@ -1,4 +1,4 @@
-"""`octavo route`: bind the port, look at the servers behind it, route until told to stop.
+"""`octavo route`: open the port, look at the servers behind it, route until told to stop.
 
 Promises: wrong addresses and a port in use are said in one sentence before anything is asked.
 Does not know: the router (see `router`), which is a feature: the other commands work without it.
@@ -7,9 +7,11 @@ Does not know: the router (see `router`), which is a feature: the other commands
 import contextlib
 
 from octavo.base.errors import ConfigError
+from octavo.base.phases import Phases, process_began_s
 from octavo.config.args import router_config, server_config
 from octavo.entrypoints.commands.arguments import Call, UsageError
-from octavo.entrypoints.commands.serve import bind
+from octavo.entrypoints.commands.serve import Opening, bind
+from octavo.entrypoints.http.starting import StartingPort
 from octavo.observe.log import configure_logging
 from octavo.plugins.registry import load_target
 
@@ -23,13 +25,25 @@ def run(call: Call) -> int:
     for name in OF_SERVERS:
         if call.given.sources.get(name) == "flag":
             raise UsageError(f"--{name.replace('_', '-')} is for the servers behind the router: give it to them.")
+    phases = Phases("starting Python", process_began_s())
+    phases.enter("importing")
     config, server = router_config(call.given), server_config(call.given)
     try:
         addresses = load_target(ADDRESSES)(config.prefill, config.decode, config.plain)
-        route = load_target(ROUTER)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"octavo route needs a part of Octavo that is not installed: {error}") from None
+        raise _missing(error) from None
     configure_logging(server.log_level)
-    with contextlib.closing(bind(server.host, server.port)) as listener:
-        code: int = route(addresses, config, server, listener)
+    with (
+        contextlib.closing(bind(server.host, server.port)) as listener,
+        StartingPort(listener, phases.now) as starting,
+    ):
+        try:
+            route = load_target(ROUTER)
+        except ModuleNotFoundError as error:
+            raise _missing(error) from None
+        code: int = route(addresses, config, server, Opening(listener, starting, phases))
     return code
+
+
+def _missing(error: ModuleNotFoundError) -> ConfigError:
+    return ConfigError(f"octavo route needs a part of Octavo that is not installed: {error}")

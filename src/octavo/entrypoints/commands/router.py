@@ -8,36 +8,36 @@ Does not know: routes (see `entrypoints.http.route`).
 import asyncio
 import faulthandler
 import signal
-import socket
 import sys
 
 from octavo.base.loops import new_event_loop
 from octavo.config.schema import RouterConfig, ServerConfig
 from octavo.entrypoints.commands.http_life import Life
+from octavo.entrypoints.commands.serve import Opening
 from octavo.entrypoints.http.edge import random_id
 from octavo.entrypoints.http.route import Router
 from octavo.features.router.addresses import Address
 
 
-def run(addresses: tuple[Address, ...], config: RouterConfig, server: ServerConfig, listener: socket.socket) -> int:
-    """Route on `listener`; the exit code."""
+def run(addresses: tuple[Address, ...], config: RouterConfig, server: ServerConfig, opening: Opening) -> int:
+    """Route on the open port; the exit code."""
     faulthandler.register(signal.SIGUSR1)  # where every thread stands, to standard error (OPS-3)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_route(addresses, config, server, listener))
+        return runner.run(_route(addresses, config, server, opening))
 
 
-async def _route(
-    addresses: tuple[Address, ...], config: RouterConfig, server: ServerConfig, listener: socket.socket
-) -> int:
+async def _route(addresses: tuple[Address, ...], config: RouterConfig, server: ServerConfig, opening: Opening) -> int:
     router = Router(addresses, config, server, new_id=random_id)
     life = Life(router.app, router.gate, server)
     try:
+        opening.phases.enter("looking at the servers behind the router")
         await router.start()
         for member in router.fleet.members:
             roles = " and ".join(sorted(member.roles))
             why = f" ({member.health.why})" if member.health.why else ""
             sys.stderr.write(f"octavo: {member.name} for {roles}: {member.health.state}{why}\n")
-        await life.serve(listener, f"(router of {len(addresses)})")
+        opening.starting.hand_over()
+        await life.serve(opening.listener, f"(router of {len(addresses)})")
     finally:
         await router.stop()
     return 0

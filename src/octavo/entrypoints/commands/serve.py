@@ -1,6 +1,7 @@
-"""`octavo serve`: bind the port, start the engine, serve until told to stop.
+"""`octavo serve`: open the port, start the engine, serve until told to stop.
 
-Promises: a port in use is said before anything slow; the engine's process starts before this one imports what a
+Promises: a port in use is said before anything slow, and from then on whoever asks is answered, 503 until the server is
+ready; the engine's process starts before this one imports what a
 server needs, so both import at once.
 Does not know: the server (see `server`).
 """
@@ -8,29 +9,47 @@ Does not know: the server (see `server`).
 import contextlib
 import errno
 import socket
+from dataclasses import dataclass
 
 from octavo.base.errors import ConfigError
+from octavo.base.phases import Phases, process_began_s
 from octavo.config.args import engine_config, server_config
 from octavo.engine.spawn import process_ahead
 from octavo.entrypoints.commands.arguments import Call
+from octavo.entrypoints.http.starting import StartingPort
 from octavo.observe.log import configure_logging
 from octavo.plugins.registry import load_target
 
+BACKLOG = 2048  # connections that may wait in line
 SERVER = "octavo.entrypoints.commands.server:run"  # imported when the engine's process is on its way
 
 
 def run(call: Call) -> int:
     """Serve until a signal or the engine's death."""
+    phases = Phases("starting Python", process_began_s())
+    phases.enter("importing")
     config = server_config(call.given)
     configure_logging(config.log_level)
-    with contextlib.closing(bind(config.host, config.port)) as listener:
+    with (
+        contextlib.closing(bind(config.host, config.port)) as listener,
+        StartingPort(listener, phases.now) as starting,
+    ):
         with process_ahead(engine_config(call.given).device.multiprocessing) as process:
-            code: int = load_target(SERVER)(call, config, listener, process)
+            code: int = load_target(SERVER)(call, config, Opening(listener, starting, phases), process)
         return code
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a server that starts is handed: its open port, who answers there until then, and what it is busy with."""
+
+    listener: socket.socket
+    starting: StartingPort
+    phases: Phases
+
+
 def bind(host: str, port: int) -> socket.socket:
-    """The listening address, held from before the model is loaded."""
+    """The listening address, open from before the model is loaded: who connects waits in line, and is not refused."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         # Named, not 0: asyncio turns Nagle's algorithm off only on sockets that say they are TCP, and an answer in
@@ -39,6 +58,7 @@ def bind(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
+            listener.listen(BACKLOG)  # two sockets that do not listen may have one address
         except BaseException:
             listener.close()
             raise

@@ -9,8 +9,8 @@ import asyncio
 import faulthandler
 import logging
 import signal
-import socket
 import sys
+from collections.abc import Callable
 
 from octavo.base.loops import new_event_loop
 from octavo.config.schema import ServerConfig
@@ -18,6 +18,7 @@ from octavo.engine.spawn import Process
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress, summary
 from octavo.entrypoints.commands.http_life import Life
+from octavo.entrypoints.commands.serve import Opening
 from octavo.entrypoints.http.app import create_app
 from octavo.observe.stats import StatsBook
 from octavo.serving.async_engine import AsyncEngine
@@ -29,16 +30,14 @@ logger = logging.getLogger(__name__)
 TELL_S = 0.5  # for errors to reach clients
 
 
-def run(call: Call, config: ServerConfig, listener: socket.socket, process: Process | None) -> int:
-    """Start the engine in `process` (None: in this one) and serve on `listener`; the exit code."""
+def run(call: Call, config: ServerConfig, opening: Opening, process: Process | None) -> int:
+    """Start the engine in `process` (None: in this one) and serve on the open port; the exit code."""
     faulthandler.register(signal.SIGUSR1)  # where every thread stands, to standard error (OPS-3)
-    show = progress()
-    online = open_online(call.given, show, call.env, process=process)
+    show = progress(began_s=opening.phases.began_s)
+    online = open_online(call.given, show, call.env, process=process, enter=opening.phases.enter)
     try:
-        for line in [*summary(online.report), sampling_line(online.front.info)]:
-            show(line)
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            return runner.run(_serve(online, config, listener))
+            return runner.run(_serve(online, config, opening, show))
     finally:
         online.close()
 
@@ -51,14 +50,17 @@ def sampling_line(info: EngineInfo) -> str:
     return f"sampling defaults from the model: {values} (--generation-config neutral turns them off)"
 
 
-async def _serve(online: OnlineFront, server: ServerConfig, listener: socket.socket) -> int:
+async def _serve(online: OnlineFront, server: ServerConfig, opening: Opening, show: Callable[[str], None]) -> int:
     app = create_app(online.front, server)
     life = Life(app, app.state.gate, server)
     await online.front.engine.start()
     watch = asyncio.create_task(_end_with(online.front.engine, life))
     figures = asyncio.create_task(tell_figures(online.front.stats, server.stats_interval_s))
     try:
-        await life.serve(listener, f"(model {online.front.info.served_names[0]})")
+        for line in [*summary(online.report, opening.phases), sampling_line(online.front.info)]:
+            show(line)
+        opening.starting.hand_over()
+        await life.serve(opening.listener, f"(model {online.front.info.served_names[0]})")
     finally:
         watch.cancel()
         figures.cancel()

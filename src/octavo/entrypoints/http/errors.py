@@ -8,10 +8,12 @@ Does not know: routes, or how an answer is sent.
 import msgspec
 
 from octavo.base.errors import ClientError, EngineDead, OverloadedError, RequestFailed, ServerError
+from octavo.base.phases import Now
 
 MAX_MESSAGE_CHARS = 600
 OVERLOADED_RETRY_S = 1
 STOPPING_RETRY_S = 5
+STARTING_RETRY_S = 1
 
 
 class HttpError(ClientError):
@@ -36,6 +38,16 @@ class ServerStopping(ServerError):
 
     def __init__(self, message: str = "the server is stopping; send the request again to another one") -> None:
         super().__init__(message)
+
+
+class Starting(ServerError):
+    """The server is not ready yet (OPS-5)."""
+
+    def __init__(self, now: Now) -> None:
+        super().__init__(
+            f"the server is starting: {now.phase}, {now.seconds:.1f} s so far ({now.total_s:.1f} s in all); "
+            "send the request again when it is ready"
+        )
 
 
 class EngineSilent(ServerError):
@@ -91,6 +103,8 @@ def answer(error: Exception) -> ErrorAnswer:
         return _client_answer(error)
     if isinstance(error, ServerStopping):
         return _make(503, str(error), "server_error", code="server_stopping", retry_s=STOPPING_RETRY_S)
+    if isinstance(error, Starting):
+        return _make(503, str(error), "server_error", code="starting", retry_s=STARTING_RETRY_S)
     if isinstance(error, NoInstance):
         status, code = (502, "instance_failed") if error.failed else (503, "no_instance")
         return _make(status, str(error), "server_error", code=code, retry_s=OVERLOADED_RETRY_S)
