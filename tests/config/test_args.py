@@ -109,6 +109,37 @@ def test_f65_foreign_variables_are_told_in_one_sentence_and_ignored(sections):
     assert given_from_keywords({}, sections, read_env({"OCTAVO_SEED": "5"})).notices == ()
 
 
+@pytest.mark.parametrize(
+    "content", ["seed: 1\nport: 80\nseed: 2", "max-num-seqs: 4\nmax_num_seqs: 5", "seed: 1\nseed: 1"]
+)
+def test_an_option_given_twice_in_a_file_is_refused(tmp_path, content):
+    """F58's kind: of two values one would be dropped in silence."""
+    file = tmp_path / "o.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=r"o\.yaml .*twice"):
+        parse("--config", str(file))
+
+
+def test_a_wrong_value_is_named_where_it_was_given(tmp_path):
+    """F58, F65: who sets a variable or writes a file has no flag to look at."""
+    with pytest.raises(ConfigError, match=r"^OCTAVO_MAX_NUM_SEQS must be a whole number, got 'many'"):
+        given_from_keywords({}, SERVER_SECTIONS, read_env({"OCTAVO_MAX_NUM_SEQS": "many"}))
+    file = tmp_path / "o.yaml"
+    file.write_text("max-num-seqs: many")
+    with pytest.raises(ConfigError, match=r"^max_num_seqs in the configuration file .*o\.yaml must be a whole number"):
+        parse("--config", str(file))
+
+
+def test_a_whole_float_in_a_file_is_a_whole_number(tmp_path):
+    """F91, in YAML."""
+    file = tmp_path / "o.yaml"
+    file.write_text("max-num-seqs: 4.0")
+    assert parse("--config", str(file)).values["max_num_seqs"] == 4
+    file.write_text("max-num-seqs: 4.5")
+    with pytest.raises(ConfigError, match=r"must be a whole number, got 4\.5"):
+        parse("--config", str(file))
+
+
 @pytest.mark.parametrize("content", ["- 1", "a: [", "3"])
 def test_a_broken_configuration_file_is_named(tmp_path, content):
     file = tmp_path / "o.yaml"
@@ -150,7 +181,7 @@ def test_a_wrong_value_names_the_flag(argv, words):
 def test_a_file_may_not_give_lists_and_mappings_where_text_is_due(tmp_path, name, value):
     file = tmp_path / "o.yaml"
     file.write_text(json.dumps({name: value}))
-    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} must"):
+    with pytest.raises(ConfigError, match=f"^{name} in the configuration file .* must"):
         parse("--config", str(file))
 
 

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import yaml
 
 from octavo.base.errors import ConfigError
+from octavo.base.numbers import whole
 from octavo.base.params import shown
 from octavo.config.env import NAMES, PREFIX, Env
 from octavo.config.schema import (
@@ -150,9 +151,9 @@ def parse_count(text: str | int, name: str) -> int:
     return int(count)
 
 
-def convert(option: Option, value: Any) -> Any:
-    """A value for this option from text or a Python value; raises `ConfigError` naming the flag."""
-    name = option.flag
+def convert(option: Option, value: Any, name: str | None = None) -> Any:
+    """A value for this option from text or a Python value; raises `ConfigError` naming the flag, or `name`."""
+    name = name or option.flag
     if value is None:
         return None
     if option.kind == "size":
@@ -209,7 +210,9 @@ def _to_bool(value: Any, name: str) -> bool:
 def _to_plain(kind: Any, value: Any, name: str) -> Any:
     words = {int: "a whole number", float: "a number", str: "text"}
     try:
-        if isinstance(value, bool | list | tuple | dict) or (kind is int and isinstance(value, float)):
+        if isinstance(value, bool | list | tuple | dict) or (
+            kind is int and whole(value) is None and not isinstance(value, str)
+        ):
             raise ValueError
         plain = kind(value)
         if kind is float and not math.isfinite(plain):
@@ -261,7 +264,9 @@ def _merge(known: Mapping[str, Option], top: str, top_values: Mapping[str, Any],
         for name, value in layer.items():
             if value is None:
                 continue
-            values[name] = convert(known[name], value)
+            # A mistake is named as whoever made it wrote it: nobody who sets a variable looks for a flag.
+            places = {"environment": known[name].variable, "file": f"{name} in the configuration file {path}"}
+            values[name] = convert(known[name], value, places.get(source))
             sources[name] = source
     return Given(values=values, sources=sources, notices=notices)
 
@@ -296,10 +301,25 @@ def _misspelled(variable: str, known: Iterable[str]) -> str | None:
     return names[found[0]] if found else None
 
 
+class _Unique(yaml.SafeLoader):
+    """YAML in which no key stands twice; the library itself drops all but the last in silence.
+
+    Owns: what its base owns.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: str, known: Mapping[str, Option]) -> dict[str, Any]:
     """Options in a YAML file: a flat mapping of names, dashes or underscores."""
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        data = yaml.load(Path(path).read_text(encoding="utf-8"), _Unique)
     except OSError as error:
         raise ConfigError(f"configuration file {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
@@ -315,6 +335,8 @@ def read_yaml(path: str, known: Mapping[str, Option]) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"configuration file {path} must hold a mapping of option names to values.")
     named = {str(k).replace("-", "_"): v for k, v in data.items()}
+    if len(named) != len(data):
+        raise ConfigError(f"configuration file {path} gives an option twice, with dashes and with underscores.")
     for name in named:
         _check_name(name, known, f"configuration file {path} has the unknown option")
     return named
