@@ -30,6 +30,7 @@ class ScriptedPart:
 
     def __init__(self, *, watches_layers: bool = True, fail_at: str = "") -> None:
         self.watches_layers = watches_layers
+        self.layered = True  # in the next steps
         self.heard: list[Any] = []
         self._fail_at = fail_at
 
@@ -52,6 +53,12 @@ class ScriptedPart:
 
     def calls(self) -> dict[str, Any]:
         return {"heard": lambda: len(self.heard)}
+
+    def handshake(self) -> dict[str, Any]:
+        return {"heard": len(self.heard)}
+
+    def wants_layers(self) -> bool:
+        return self.watches_layers and self.layered
 
     def before_layer(self, layer: int) -> None:
         self._hear("before_layer", layer)

@@ -10,6 +10,7 @@ from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.forward.context import is_entered
 from octavo.sampling.sampler import NOT_FINITE
 from octavo.worker.memory import scratch_layout
+from octavo.worker.seams import EagerForward
 from octavo.worker.worker import NothingLate, Worker, WorkerSeams
 from tests.support.plans import HandPlanner
 from tests.support.scripted_part import ForbidPlan, HeardReport, ScriptedPart
@@ -19,8 +20,9 @@ from tests.support.toy_model import ToyLoaded, toy_device, toy_limits
 class Rig:
     """A worker on the toy model."""
 
-    def __init__(self, *parts: ScriptedPart, answers: object = None, **limits: object) -> None:
-        self.worker = Worker(toy_limits(**limits), probe=toy_device, seams=WorkerSeams(parts=parts))
+    def __init__(self, *parts: ScriptedPart, answers: object = None, forward: object = None, **limits: object) -> None:
+        seams = WorkerSeams(parts=parts, forward=forward or EagerForward())  # type: ignore[arg-type]
+        self.worker = Worker(toy_limits(**limits), probe=toy_device, seams=seams)
         loaded = ToyLoaded(answers)  # type: ignore[arg-type]
         self.worker.load(loaded)
         layout = scratch_layout(loaded.specs, (40,) * 4)
@@ -68,8 +70,35 @@ def test_hooks_are_called_in_their_order_and_report_in_the_result() -> None:
 def test_parts_answer_calls_of_their_own() -> None:
     rig = Rig(ScriptedPart())
     assert rig.worker.call("scripted.heard", {}) == 1
-    with pytest.raises(OctavoError, match=r"no call 'x'; it has memory, ping, scripted\.heard"):
+    with pytest.raises(OctavoError, match=r"no call 'x'; it has handshake, memory, ping, scripted\.heard"):
         rig.worker.call("x", {})
+
+
+def test_parts_offer_what_other_sides_need_to_know() -> None:
+    """PDX-3: handshake metadata, by part, once memory is registered."""
+    assert Rig(ScriptedPart()).worker.call("handshake", {}) == {"scripted": {"heard": 1}}
+
+
+def test_only_steps_that_want_it_are_run_layer_by_layer() -> None:
+    """PDX-3: the recording, which is one region without layers, is left only for steps that a part wants to see."""
+
+    class Recording(EagerForward):
+        runs = 0
+
+        def run(self, *args: object) -> Tensor:
+            self.runs += 1
+            return super().run(*args)  # type: ignore[arg-type]
+
+    part, recording = ScriptedPart(), Recording()
+    rig = Rig(part, forward=recording)
+    rig.planner.enter(0, [5])
+    before, tokens = recording.runs, []
+    for layered in (True, False, True):
+        part.layered = layered
+        part.heard.clear()
+        tokens += rig.step(rig.planner.plan({0: 1})).tokens.row(0).tolist()
+        assert (("before_layer", 1) in part.heard) is layered
+    assert recording.runs == before + 1 and tokens == [6, 7, 8]
 
 
 def test_warm_up_and_profile_do_not_reach_parts() -> None:

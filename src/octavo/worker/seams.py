@@ -3,9 +3,9 @@
 Promises: a feature needs no edit in `runner.step`; the hooks of one part are called in the order written below.
 Does not know: any feature.
 
-Order for a `DataPart`: `bind` once after the memory was allocated -> per step: `leave` and `enter` as slots change,
-`prepare`, `before_layer` and `after_layer` for each layer if the part watches layers, `after_forward`, `mask`,
-`report` -> `close` once.
+Order for a `DataPart`: `bind` once after the memory was allocated -> `handshake` once -> per step: `leave` and `enter` as
+slots change, `prepare`, `wants_layers` if the part watches layers, and if it does in this step `before_layer` and
+`after_layer` for each layer -> `after_forward`, `mask`, `report` -> `close` once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,10 +40,14 @@ class DataPart(Protocol):
     """The data half of a feature."""
 
     name: str
-    watches_layers: bool  # False keeps every layer's call free of this part
+    watches_layers: bool  # False keeps every layer's call free of this part, always
 
     def bind(self, memory: KVMemory) -> None:
         """KV memory exists now."""
+
+    def handshake(self) -> Mapping[str, Any]:
+        """What the other side of a transfer needs to know of this one (layout, types, identity), in plain values; it
+        reaches this feature's control half before the first request."""
 
     def enter(self, row: NewRow) -> None:
         """A request takes a slot. What is raised here fails that request only."""
@@ -53,6 +57,10 @@ class DataPart(Protocol):
 
     def prepare(self, plan: StepPlan, batch: InputBatch) -> None:
         """The batch was built, nothing was computed. Also called for plans without rows."""
+
+    def wants_layers(self) -> bool:
+        """Asked of parts that watch layers: is this one to be called around each layer of this step? A step that nobody
+        wants so is run from what was recorded, which knows no layers."""
 
     def before_layer(self, layer: int) -> None:
         """Attention layer `layer` is about to write and read KV."""
@@ -88,6 +96,9 @@ class NullPart:
     def bind(self, memory: KVMemory) -> None:
         return None
 
+    def handshake(self) -> Mapping[str, Any]:
+        return {}
+
     def enter(self, row: NewRow) -> None:
         return None
 
@@ -96,6 +107,9 @@ class NullPart:
 
     def prepare(self, plan: StepPlan, batch: InputBatch) -> None:
         return None
+
+    def wants_layers(self) -> bool:
+        return self.watches_layers
 
     def before_layer(self, layer: int) -> None:
         return None
@@ -180,17 +194,18 @@ class NullDrafter:
 
 
 class WatchedForward:
-    """Another runner's pass, or an eager one with parts called around every attention layer where parts watch.
+    """Another runner's pass; in a step in which parts want to be called around layers, an eager one with those calls.
 
     Profile and warm-up go without it.
 
-    Owns: whether a watched pass is under way.
+    Owns: the parts of the watched pass under way.
     """
 
     def __init__(self, inner: ForwardRunner, layers: Sequence[nn.Module], parts: Sequence[DataPart]) -> None:
         self._parts = tuple(part for part in parts if part.watches_layers)
-        self._inner: ForwardRunner = EagerForward() if self._parts else inner
-        self._on = False
+        self._inner = inner
+        self._eager = EagerForward()
+        self._on: tuple[DataPart, ...] = ()
         if self._parts:
             for layer, module in enumerate(layers):
                 module.register_forward_pre_hook(partial(self._before, layer))
@@ -212,18 +227,18 @@ class WatchedForward:
 
     def run(self, model: Model, batch: InputBatch, context: ForwardContext) -> Tensor:
         """Hidden states [T, hidden] of the batch."""
-        self._on = True
-        try:
+        self._on = tuple(part for part in self._parts if part.wants_layers())
+        if not self._on:
             return self._inner.run(model, batch, context)
+        try:
+            return self._eager.run(model, batch, context)
         finally:
-            self._on = False
+            self._on = ()
 
     def _before(self, layer: int, *_: object) -> None:
-        if self._on:
-            for part in self._parts:
-                part.before_layer(layer)
+        for part in self._on:
+            part.before_layer(layer)
 
     def _after(self, layer: int, *_: object) -> None:
-        if self._on:
-            for part in self._parts:
-                part.after_layer(layer)
+        for part in self._on:
+            part.after_layer(layer)

@@ -128,8 +128,6 @@ class Worker:
     def load(self, loaded: Loaded) -> None:
         """Take a model whose weights are in."""
         self._loaded = loaded
-        if any(part.watches_layers for part in self._seams.parts):  # they are called between layers: see WatchedForward
-            self._bare = WorkerSeams(forward=EagerForward())
         watched = WatchedForward(self._bare.forward, loaded.model.attention_layers, self._seams.parts)
         self._seams = replace(self._seams, forward=watched)
 
@@ -187,6 +185,7 @@ class Worker:
     def call(self, method: str, args: dict[str, Any]) -> Any:
         """An administrative call between steps. Raises `OctavoError` for an unknown one, naming those there are."""
         calls: dict[str, Callable[..., Any]] = {"ping": lambda: "pong", "memory": self._memory}
+        calls["handshake"] = lambda: {part.name: dict(part.handshake()) for part in self._seams.parts}
         for part in self._seams.parts:
             calls |= {f"{part.name}.{name}": answer for name, answer in part.calls().items()}
         if method not in calls:
