@@ -1,10 +1,11 @@
 """What it costs to get a prompt from another engine instead of computing it.
 
-    python benchmarks/handover.py MODEL [--tokens 4000] [--rounds 5] [--transports tcp,nixl,file] [--dtype bfloat16]
+    python benchmarks/handover.py MODEL [--tokens 4000] [--rounds 5] [--transports tcp,nixl,file,by-layer] [--dtype bfloat16]
 
 Starts a producer and a consumer for each transport, both on this machine. Time to the first token of a prompt of
 `--tokens` tokens at the consumer, medians over rounds: computed there, and fetched from the producer that has it. The
-first token is compared each time. Both engines share this machine's processors, but only one works at a time.
+first token is compared each time. `with the prompt` counts from the request to the producer, so it contains computing
+the prompt there, once. `by-layer` is `file` with --kv-by-layer. Both engines share this machine's processors, but only one works at a time.
 """
 
 import argparse
@@ -69,17 +70,22 @@ def first_token(url: str, prompt: list[int], **more: object) -> tuple[float, dic
 
 
 def measure(call: argparse.Namespace, transport: str) -> dict[str, list[float]]:
-    seen: dict[str, list[float]] = {"computed": [], transport: []}
+    seen: dict[str, list[float]] = {"computed": [], transport: [], "with the prompt": []}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        way = ("--kv-transport", f"file://{folder}" if transport == "file" else transport)
+        in_folder = transport in ("file", "by-layer")
+        way = ("--kv-transport", f"file://{folder}" if in_folder else transport)
+        way += ("--kv-by-layer",) if transport == "by-layer" else ()
         listen = ("--kv-listen", f"127.0.0.1:{free_port()}")
         producer = stack.enter_context(serve(call, "--kv-role", "producer", *listen, *way))
         consumer = stack.enter_context(serve(call, "--kv-role", "consumer", *way))
         for number in range(-1, call.rounds):
             prompt = conversation(number, call.tokens)
+            began = time.perf_counter()
             _, kept = first_token(producer, prompt, kv_transfer_params={"do_remote_decode": True})
             fetched, one = first_token(consumer, prompt, kv_transfer_params=kept["kv_transfer_params"])
-            httpx.post(f"{consumer}/reset_prefix_cache").raise_for_status()
+            whole = time.perf_counter() - began
+            for engine in (producer, consumer):
+                httpx.post(f"{engine}/reset_prefix_cache").raise_for_status()
             computed, two = first_token(consumer, prompt)
             httpx.post(f"{consumer}/reset_prefix_cache").raise_for_status()
             if one["choices"][0]["token_ids"] != two["choices"][0]["token_ids"]:  # type: ignore[index]
@@ -90,6 +96,7 @@ def measure(call: argparse.Namespace, transport: str) -> dict[str, list[float]]:
             if number >= 0:
                 seen["computed"].append(computed)
                 seen[transport].append(fetched)
+                seen["with the prompt"].append(whole)
     return seen
 
 
@@ -99,20 +106,20 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--transports", default="tcp,nixl,file")
+    parser.add_argument("--transports", default="tcp,nixl,file,by-layer")
     call = parser.parse_args()
     print(f"{call.tokens} tokens, {call.rounds} rounds: time to the first token at the consumer")
     for transport in call.transports.split(","):
         try:
             seen = measure(call, transport)
         except SystemExit as error:  # a transport whose package is not installed
-            print(f"{transport:10} not measured: {str(error).strip().splitlines()[-1]}", flush=True)
+            print(f"{transport:16} not measured: {str(error).strip().splitlines()[-1]}", flush=True)
             continue
         computed = statistics.median(seen["computed"])
         for name, times in seen.items():
             middle = statistics.median(times)
             spread = f"({min(times) * 1e3:.0f}..{max(times) * 1e3:.0f})"
-            print(f"{name:10} {middle * 1e3:8.1f} ms  {spread:14} {computed / middle:6.1f}x", flush=True)
+            print(f"{name:16} {middle * 1e3:8.1f} ms  {spread:14} {computed / middle:6.1f}x", flush=True)
 
 
 if __name__ == "__main__":

@@ -122,6 +122,11 @@ class CacheConfig:
         "file:///folder that both can write to, or module:function of your own.",
         value="TRANSPORT",
     )
+    kv_by_layer: bool = option(
+        False,
+        "Hand prompts over layer by layer: the producer writes a layer while it computes later ones, the consumer "
+        "computes a layer while it reads later ones. With --kv-transport file:///folder, and at both engines.",
+    )
     kv_connector: tuple[str, ...] | None = option(
         None,
         "Connectors of your own, module:Class, beside tiers and role; see octavo.features.transfer.connector.",

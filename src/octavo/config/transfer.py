@@ -19,4 +19,5 @@ class TransferConfig:
     listen: str | None = None  # host:port where other engines may read
     role: str | None = None  # side of a hand-over
     transport: str = "tcp"
+    by_layer: bool = False  # the hand-over goes layer by layer
     connectors: tuple[str, ...] = ()  # module:Class of each

@@ -261,6 +261,7 @@ def _assemble(
     )
     depth = 2 if sched.async_scheduling else 1
     parts = (*parts, *transfer.parts(config.cache, layout, hash_block, kv, clock, speeds))
+    transfer.introduce(parts, executor)
     limits = SchedulerLimits(
         max_num_seqs=_set(sched.max_num_seqs),
         max_num_active_seqs=_set(sched.max_num_active_seqs),

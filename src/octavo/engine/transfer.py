@@ -5,7 +5,7 @@ given to the KV cache, too.
 Does not know: what an option means (`octavo.features.transfer`, which is found by name: the engine works without it).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -22,6 +22,7 @@ PARTS: Final = "octavo.features.transfer.control.parts:make"
 ROOM: Final = "octavo.features.transfer.control.parts:host_bytes"
 NOTES: Final = "octavo.features.transfer.control.parts:describe"
 SPEEDS: Final = "transfer.speeds"  # the call that its other half answers
+HANDSHAKE: Final = "handshake"  # the call that every worker answers
 Room = TypeVar("Room", DeviceFacts, ProfileReport)
 
 
@@ -35,6 +36,7 @@ def worker_share(cache: CacheConfig) -> TransferConfig | None:
         listen=cache.kv_listen,
         role=cache.kv_role,
         transport=cache.kv_transport,
+        by_layer=cache.kv_by_layer,
         connectors=cache.kv_connector or (),
     )
 
@@ -73,6 +75,14 @@ def speeds(cache: CacheConfig, executor: Executor, profile: ProfileReport) -> Ma
     if not cache.tiers:
         return {}
     return {"prompt_tokens_per_s": profile.prompt_tokens_per_s, **executor.call(SPEEDS)}
+
+
+def introduce(parts: Sequence[ControlPart], executor: Executor) -> None:
+    """Tell each of the scheduler's halves what its other half offers for other engines to know (PDX-3)."""
+    if parts:
+        offered = executor.call(HANDSHAKE)
+        for part in parts:
+            part.handshake(offered.get(part.name, {}))
 
 
 def notes(cache: CacheConfig, layout: KVLayout, speeds: Mapping[str, float]) -> tuple[str, ...]:

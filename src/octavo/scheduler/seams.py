@@ -3,7 +3,7 @@
 Promises: a feature needs no edit in `schedule()` or `apply()`.
 Does not know: any feature.
 
-Order of calls for one request's life on a `ControlPart`:
+`handshake` is called once, before anything else. Order of calls for one request's life on a `ControlPart`:
 `on_arrival` once -> `match` each time the request is about to be admitted without KV of its own ->
 `after_reserve` each time blocks were given -> `plan` once a step -> `on_commit` as blocks fill ->
 `absorb` once a result -> `on_finish` once. A preemption brings it back to `match`.
@@ -13,7 +13,7 @@ lookup -> `cap` -> `commit`, when it got its blocks too -> `undo` if it is dropp
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -147,6 +147,9 @@ class ControlPart(Protocol):
 
     name: str
 
+    def handshake(self, offered: Mapping[str, Any]) -> None:
+        """What this feature's other half offers for other engines to know (`DataPart.handshake`)."""
+
     def on_arrival(self, req: "Request") -> RequestState:
         """A request arrived. Return WAITING, or the state it must park in until `absorb` readies it."""
 
@@ -201,6 +204,9 @@ class NullPart:
     """
 
     name = "null"
+
+    def handshake(self, offered: Mapping[str, Any]) -> None:
+        return None
 
     def on_arrival(self, req: "Request") -> RequestState:
         return RequestState.WAITING

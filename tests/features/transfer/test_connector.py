@@ -29,6 +29,10 @@ class ShelfControl(control.NullPart):
         self.context = context
         (self.group,) = context.layout.groups
         self.known, self.keep, self.fill, self.hits = set(), [], [], 0
+        self.layout = None
+
+    def handshake(self, offered):
+        self.layout = offered["layout"]
 
     def match(self, req, local_tokens):
         size, tokens = self.context.hash_block_size, 0
@@ -63,7 +67,7 @@ class ShelfControl(control.NullPart):
         return plan
 
     def stats(self):
-        return {"hits": self.hits}
+        return {"hits": self.hits, "chunk_bytes": self.layout["chunk bytes"]}
 
 
 class ShelfData(data.NullPart):
@@ -77,6 +81,9 @@ class ShelfData(data.NullPart):
 
     def bind(self, memory):
         (self.region,) = regions_of(memory, "--kv-connector")
+
+    def handshake(self):
+        return {"layout": {"chunk bytes": self.region.chunk_bytes}}
 
     def prepare(self, plan, batch):
         part = plan.part(ShelfPlan)
@@ -119,6 +126,7 @@ def test_a_connector_of_ones_own_brings_prefixes_back(more):
     want, _, _ = run()
     texts, sources, parts = run(kv_connector=(f"{__name__}:Shelf",), **more)
     assert texts == want and parts["shelf"]["hits"] > 20
+    assert parts["shelf"]["chunk_bytes"] > 0, "what its worker's half offers once memory is registered (PDX-3)"
     assert all(source.get("shelf", 0) >= 64 for source in sources[3:6])
 
 

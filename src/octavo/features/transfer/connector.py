@@ -2,7 +2,8 @@
 
 Promises: what `--kv-connector module:Class` names joins the scheduler and the worker as the built-in ones do; several
 connectors, tiers and a role may be given at once: a prompt is loaded from the one that has most of it, and every one of
-them hears of every block that becomes full.
+them hears of every block that becomes full. A worker's half may work layer by layer (`watches_layers`, `wants_layers`),
+and offer what other sides must know of it (`handshake`), which its scheduler's half is told before the first request.
 Does not know: any connector.
 """
 

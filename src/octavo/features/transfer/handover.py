@@ -23,6 +23,7 @@ from octavo.features.transfer.plan import JobReport
 
 FIELD: Final = "kv_transfer_params"  # of requests and answers
 ASK: Final = "do_remote_decode"  # in a request: keep this prompt's KV for somebody
+MOST_WORDS: Final = 64  # in what a hint says of its producer
 TAKE: Final = "do_remote_prefill"  # in a request: this prompt's KV is there
 
 
@@ -49,6 +50,7 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
     lease: str  # ends in the digest of its prompt, so that no name of a lease can be put beside another prompt
     num_tokens: int
     lease_s: float
+    form: dict[str, str] = {}  # what the producer's data half offered to be known; empty where the transport says it
 
     def as_params(self) -> dict[str, Any]:
         """As the answer carries it."""
@@ -71,6 +73,9 @@ def read_hint(data: Mapping[str, Any]) -> Hint | None:
         ) from None
     if not 0 < hint.lease_s <= 86400 or "://" not in hint.address or len(hint.address) + len(hint.lease) > 512:
         raise ClientError(f"{FIELD} must be passed on as the prefill instance gave it", param=FIELD)
+    words = [*hint.form, *hint.form.values()]
+    if len(words) > MOST_WORDS or not all(len(word) <= 64 and word.isprintable() for word in words):  # they are logged
+        raise ClientError(f"{FIELD}.form must be passed on as the prefill instance gave it", param=FIELD)
     return hint
 
 
@@ -88,6 +93,17 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """From now on these blocks may be read under the lease: by group, the request's table; 0 where there is none."""
 
     lease: str
+    blocks: tuple[tuple[int, ...], ...]
+
+
+class Save(msgspec.Struct, frozen=True, kw_only=True):
+    """This step completes these blocks of a prompt that is to be kept: by group, places in its table, and the blocks.
+
+    Each layer of them may be read once it was computed in this step. What was not saved so is read under the grant.
+    """
+
+    lease: str
+    places: tuple[tuple[int, ...], ...]
     blocks: tuple[tuple[int, ...], ...]
 
 
@@ -109,19 +125,23 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
 class PullJob(msgspec.Struct, frozen=True, kw_only=True):
     """Fetch blocks under a watched lease: of each group, `places` in the producer's table to `blocks` here.
 
-    The report's `good` follows the groups one after the other.
+    The report's `good` follows the groups one after the other. With `in_step` the plan that carries it computes with
+    these blocks: each layer waits for its own share of them, and the report comes with that step's result.
     """
 
     job: int
     lease: str
     places: tuple[tuple[int, ...], ...]
     blocks: tuple[tuple[int, ...], ...]
+    in_step: bool = False
 
 
 class HandoverPlan(PlanPart, frozen=True, kw_only=True):
     """The hand-over's share of a step."""
 
     grants: tuple[Grant, ...] = ()
+    saves: tuple[Save, ...] = ()
+    forgets: tuple[str, ...] = ()  # leases that were saved for and will not be granted
     revokes: tuple[str, ...] = ()  # leases that nobody may begin to read any more
     watches: tuple[Watch, ...] = ()
     drops: tuple[Drop, ...] = ()
@@ -135,6 +155,7 @@ class LeaseNews(StrEnum):
     DONE = "done"  # producer's side: its consumer has everything
     ABORTED = "aborted"  # producer's side: its consumer gave up
     CLOSED = "closed"  # producer's side: nothing reads its blocks, and nothing will
+    THERE = "there"  # consumer's side: all of the prompt can be read now
     LOST = "lost"  # consumer's side: the producer knows no such lease
 
 
@@ -163,3 +184,11 @@ def good_tokens(pull: PullJob, good: Sequence[bool], block_sizes: Sequence[int],
                 tokens = min(tokens, place * size)
         at += len(places)
     return tokens
+
+
+def difference(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """What differs between two identities, in words; empty when nothing does."""
+    names = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
+    return "; ".join(
+        f"{name}: {theirs.get(name, 'not said')} there, {mine.get(name, 'not said')} here" for name in names
+    )

@@ -22,7 +22,6 @@ apart by their tag. After `Chunks` come the chunks themselves, sealed (see `data
 
 import socket
 import struct
-from collections.abc import Mapping
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -148,14 +147,6 @@ M = TypeVar("M", bound=Message)
 def lease_key(lease: str, place: int, group: int) -> bytes:
     """What names a block of a lease in its seal; its last four bytes are the group, as in every key."""
     return f"{lease}:{place}".encode() + group.to_bytes(4, "big")
-
-
-def difference(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """What differs between two identities, in words; empty when nothing does."""
-    names = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
-    return "; ".join(
-        f"{name}: {theirs.get(name, 'not said')} there, {mine.get(name, 'not said')} here" for name in names
-    )
 
 
 def send(connection: socket.socket, message: Message, *bodies: memoryview) -> None:

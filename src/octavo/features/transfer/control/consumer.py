@@ -7,24 +7,26 @@ Does not know: sockets or bytes, or what the producer does with a lease.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ClientError, ConfigError
 from octavo.features.transfer.address import parse_listen
-from octavo.features.transfer.handover import Drop, Hint, PullJob, Watch, good_tokens, read_hint
+from octavo.features.transfer.handover import FIELD, Drop, Hint, PullJob, Watch, difference, good_tokens, read_hint
 from octavo.features.transfer.plan import JobReport
 from octavo.kvcache.policies import NULL_BLOCK
-from octavo.scheduler.seams import FinishHold, Match, Readiness
+from octavo.scheduler.seams import FinishHold, Match, Readiness, Retry
 
 if TYPE_CHECKING:
+    from octavo.scheduler.draft import StepDraft
     from octavo.scheduler.request import Request
 
 log = logging.getLogger(__name__)
 
 SOURCE: Final = "remote"
+COUNTS: Final = ("fetched", "partly_fetched", "failed", "in_step", "lost", "not_ours", "not_allowed", "other_form")
 
 
 class OnFailure(StrEnum):
@@ -53,6 +55,8 @@ class _Wanted:
     local: int = 0  # tokens that were here
     promised: int = 0  # and with what is fetched
     ended: bool = False
+    there: bool = False  # all of it can be read now
+    in_step: bool = False  # it is read by the step that computes with it
 
 
 class Consumer:
@@ -62,12 +66,21 @@ class Consumer:
     """
 
     def __init__(
-        self, block_sizes: Sequence[int], on_failure: OnFailure, *, transport: str = "tcp", allow: Sequence[str] = ()
+        self,
+        block_sizes: Sequence[int],
+        on_failure: OnFailure,
+        *,
+        transport: str = "tcp",
+        allow: Sequence[str] = (),
+        by_layer: bool = False,
     ) -> None:
-        """`allow`: hosts that hints may name; empty: any."""
+        """`allow`: hosts that hints may name; empty: any. `by_layer`: a step may read what it computes with."""
         self._sizes = tuple(block_sizes)
         self._on_failure = on_failure
         self._transport = transport
+        self._by_layer = by_layer
+        self._form: dict[str, str] = {}
+        self._running: set[str] = set()  # steps are not held up for a fetch while somebody else runs
         self._allow = frozenset(host.strip("[]") for host in allow)
         self._wanted: dict[str, _Wanted] = {}
         self._jobs: dict[int, str] = {}
@@ -75,7 +88,7 @@ class Consumer:
         self._watches: list[Watch] = []
         self._drops: list[Drop] = []
         self._pulls: list[PullJob] = []
-        self.counts = dict.fromkeys(("fetched", "partly_fetched", "failed", "lost", "not_ours", "not_allowed"), 0)
+        self.counts = dict.fromkeys(COUNTS, 0)
         self.num_tokens = 0
 
     @property
@@ -92,6 +105,10 @@ class Consumer:
         """Leases of others that are kept alive."""
         return sum(wanted.stage is not Stage.OVER for wanted in self._wanted.values())
 
+    def handshake(self, form: Mapping[str, str]) -> None:
+        """What a producer must offer for its prompts to be read here."""
+        self._form = dict(form)
+
     def arrive(self, req: "Request") -> None:
         """Note the request's hint, if it has one. Raises `ClientError` for one that makes no sense."""
         hint = None if req.source.transfer is None else read_hint(req.source.transfer.data)
@@ -100,6 +117,12 @@ class Consumer:
         if not self._may_reach(hint.address):
             self.counts["not_allowed"] += 1
             log.warning("a hint names %s, which is not for this engine; its prompt is computed here", hint.address)
+            return
+        if self._form and hint.form and (differs := difference(self._form, hint.form)):
+            self.counts["other_form"] += 1
+            if self._on_failure is OnFailure.FAIL:
+                raise ClientError(_failed(hint, differs), param=FIELD)
+            log.warning("the prompts of %s cannot be used here (%s); they are computed here", hint.address, differs)
             return
         wanted = _Wanted(hint, [[] for _ in self._sizes])
         self._wanted[req.request_id] = wanted
@@ -119,7 +142,7 @@ class Consumer:
             return False
         return kind == self._transport and port > 0 and (not self._allow or host in self._allow)
 
-    def match(self, req: "Request", local_tokens: int) -> Match:
+    def match(self, req: "Request", local_tokens: int) -> Match | Retry:
         """What the producer has beyond what was found here."""
         wanted = self._wanted.get(req.request_id)
         if wanted is None or wanted.stage is not Stage.OFFERED:
@@ -127,7 +150,10 @@ class Consumer:
         tokens = min(wanted.hint.num_tokens, req.num_tokens - 1)
         if tokens <= local_tokens:
             return Match()  # looked at again while it waits: what was found here may go before it is admitted
-        return Match(tokens=tokens, wait=True, source=SOURCE)
+        wanted.local, wanted.in_step = local_tokens, self._by_layer and not self._running
+        if wanted.in_step and not wanted.there:
+            return Retry()  # a step waits for reading, and not for a producer
+        return Match(tokens=tokens, wait=not wanted.in_step, source=SOURCE)
 
     def reserved(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
         """Fetch, when the request was parked for it; it has no use for the lease once it runs without."""
@@ -141,7 +167,7 @@ class Consumer:
         if not external_tokens:
             self._end(wanted, done=True)
             return
-        local = req.num_computed_tokens
+        local = wanted.local if wanted.in_step else req.num_computed_tokens  # which counts what this step computes
         places = tuple(
             tuple(i for i, block in enumerate(table) if block != NULL_BLOCK and (i + 1) * size > local)
             for table, size in zip(wanted.blocks, self._sizes, strict=True)
@@ -152,11 +178,17 @@ class Consumer:
             lease=wanted.hint.lease,
             places=places,
             blocks=tuple(tuple(table[i] for i in row) for table, row in zip(wanted.blocks, places, strict=True)),
+            in_step=wanted.in_step,
         )
         wanted.stage = Stage.LOADING
         self._jobs[self._next_job] = req.request_id
         self._next_job += 1
         self._pulls.append(wanted.pull)
+
+    def step(self, draft: "StepDraft") -> None:
+        """Who runs now."""
+        if self._by_layer:
+            self._running = {req.request_id for req in draft.rows}
 
     def preempted(self, req: "Request") -> None:
         """Its blocks are gone."""
@@ -166,6 +198,7 @@ class Consumer:
 
     def finish(self, req: "Request") -> FinishHold:
         """The request ended; blocks that are being written to stay until that has ended too."""
+        self._running.discard(req.request_id)
         wanted = self._wanted.get(req.request_id)
         if wanted is None:
             return FinishHold()
@@ -190,6 +223,16 @@ class Consumer:
         self._watches, self._drops, self._pulls = [], [], []
         return out
 
+    def appeared(self, lease: str) -> None:
+        """All of a watched lease can be read now."""
+        for wanted in self._wanted.values():
+            wanted.there = wanted.there or wanted.hint.lease == lease
+
+    @property
+    def awaits_prompts(self) -> bool:
+        """Somebody is to be looked at again as soon as its prompt can be read."""
+        return self._by_layer and any(w.stage is Stage.OFFERED and not w.there for w in self._wanted.values())
+
     def lost(self, lease: str) -> tuple[Readiness, ...]:
         """The producer knows no such lease any more; who ends by that. One that is being fetched fails there, and is
         reported."""
@@ -213,6 +256,7 @@ class Consumer:
         came = max(0, tokens - wanted.local)
         self.counts["fetched" if whole else "partly_fetched" if came else "failed"] += 1
         self.num_tokens += came
+        self.counts["in_step"] += wanted.pull.in_step
         wanted.pull = None
         self._end(wanted, done=whole)
         if wanted.ended:

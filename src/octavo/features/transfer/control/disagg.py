@@ -6,7 +6,7 @@ routes requests.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,7 +46,14 @@ class Handover:
     _next_poll: float = field(default=0.0, init=False)
     _stalled_at: float | None = field(default=None, init=False)
 
+    def handshake(self, offered: Mapping[str, Any]) -> None:
+        for side in (self.producer, self.consumer):
+            if side is not None:
+                side.handshake(offered)
+
     def on_arrival(self, req: "Request") -> RequestState:
+        if self.producer is not None:
+            self.producer.arrive(req)
         if self.consumer is not None:
             self.consumer.arrive(req)
         return RequestState.WAITING
@@ -61,13 +68,19 @@ class Handover:
     def plan(self, draft: "StepDraft") -> PlanPart | Late | None:
         self._break_circle(draft)
         grants, revokes = ((), ()) if self.producer is None else self.producer.take()
+        saves = () if self.producer is None else self.producer.saves(draft)
+        forgets = () if self.producer is None else self.producer.forgets()
         watches, drops, pulls = ((), (), ()) if self.consumer is None else self.consumer.take()
-        if not (grants or revokes or watches or drops or pulls) and (
+        if self.consumer is not None:
+            self.consumer.step(draft)
+        if not (grants or saves or forgets or revokes or watches or drops or pulls) and (
             draft.rows or not self._wants_reports or self.clock() < self._next_poll
         ):
             return None  # reports come with the rows, or are not due
         self._next_poll = self.clock() + self._poll_s
-        return HandoverPlan(grants=grants, revokes=revokes, watches=watches, drops=drops, pulls=pulls)
+        return HandoverPlan(
+            grants=grants, saves=saves, forgets=forgets, revokes=revokes, watches=watches, drops=drops, pulls=pulls
+        )
 
     def _break_circle(self, draft: "StepDraft") -> None:
         """Who waits for room keeps alive the leases that it will read. When leases hold that room, here or at an engine
@@ -84,7 +97,7 @@ class Handover:
 
     @property
     def _fetching(self) -> bool:
-        return self.consumer is not None and self.consumer.under_way
+        return self.consumer is not None and (self.consumer.under_way or self.consumer.awaits_prompts)
 
     @property
     def _has_news(self) -> bool:
@@ -105,12 +118,16 @@ class Handover:
         return None
 
     def on_preempt(self, req: "Request") -> None:
+        if self.producer is not None:
+            self.producer.preempted(req)
         if self.consumer is not None:
             self.consumer.preempted(req)
 
     def on_finish(self, req: "Request") -> FinishHold:
         held = FinishHold() if self.consumer is None else self.consumer.finish(req)
         if held.holds_blocks or self.producer is None:
+            if self.producer is not None:
+                self.producer.left(req)
             return held
         return self.producer.offer(req)
 
@@ -124,6 +141,9 @@ class Handover:
             if event.news is LeaseNews.LOST:
                 if self.consumer is not None:
                     ready += self.consumer.lost(event.lease)
+            elif event.news is LeaseNews.THERE:
+                if self.consumer is not None:
+                    self.consumer.appeared(event.lease)
             elif self.producer is not None and (request_id := self.producer.hear(event)) is not None:
                 release.append(request_id)
         for job in report.jobs if self.consumer is not None else ():
@@ -165,13 +185,22 @@ def make(
 ) -> Handover:
     """The part for a role. Raises `ConfigError` for a producer that nobody could reach."""
     sides, transport, producer, consumer = Role(role), cache.kv_transport, None, None
+    sizes = [group.spec.block_size for group in layout.groups]
     if sides.produces:
         address = producer_address(sides, transport, cache.kv_listen, cache.kv_advertise)
-        producer = Producer(address=address, lease_s=cache.kv_lease_s, blocks_of=blocks_of, clock=clock, new_id=new_id)
+        producer = Producer(
+            address=address,
+            lease_s=cache.kv_lease_s,
+            blocks_of=blocks_of,
+            clock=clock,
+            new_id=new_id,
+            block_sizes=sizes if cache.kv_by_layer else (),
+        )
     if sides.consumes:
-        sizes = [group.spec.block_size for group in layout.groups]
         on_failure = OnFailure(cache.kv_load_failure)
-        consumer = Consumer(sizes, on_failure, transport=transport, allow=cache.kv_allow or ())
+        consumer = Consumer(
+            sizes, on_failure, transport=transport, allow=cache.kv_allow or (), by_layer=cache.kv_by_layer
+        )
     return Handover(clock, producer, consumer)
 
 

@@ -112,6 +112,9 @@ class Offload:
         self._num_not_worth = 0  # lookups that were not made since computing is faster than any copy
         self._prompt_tokens: dict[int, int] = {}  # by step in flight
 
+    def handshake(self, offered: Mapping[str, Any]) -> None:
+        return None  # what is sealed says it all
+
     # ---- a request's life ---------------------------------------------------------------------
 
     def on_arrival(self, req: "Request") -> RequestState:

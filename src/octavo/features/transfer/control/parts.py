@@ -79,5 +79,6 @@ def describe(cache: CacheConfig, layout: KVLayout, speeds: Mapping[str, float]) 
     if cache.kv_role is not None:
         is_reached = Role(cache.kv_role).produces and "://" not in cache.kv_transport
         reached = f", reached at {cache.kv_listen}" if is_reached else ""
-        lines = (*lines, f"KV hand-over: {cache.kv_role} over {cache.kv_transport}{reached}")
+        way = ", layer by layer" if cache.kv_by_layer else ""
+        lines = (*lines, f"KV hand-over: {cache.kv_role} over {cache.kv_transport}{reached}{way}")
     return lines

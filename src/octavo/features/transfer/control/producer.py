@@ -1,24 +1,34 @@
 """The producer's side of a hand-over: finished prompts are kept under leases (PDX-5, PDX-8, SCH-33).
 
-Promises: blocks under a lease belong to nobody else until the data half has said that nothing reads them; every lease
+Promises: what was saved while a prompt was computed counts for nothing unless its request ended well; blocks under a lease belong to nobody else until the data half has said that nothing reads them; every lease
 ends, by being done, given up or left alone.
 Does not know: sockets or bytes, or who consumes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.base.outputs import TransferOffer
 from octavo.base.types import FinishReason
 from octavo.features.transfer.control.lease import LeaseEnd, LeaseTable
-from octavo.features.transfer.handover import ASK, Grant, Hint, LeaseEvent, LeaseNews, prompt_digest
+from octavo.features.transfer.handover import ASK, Grant, Hint, LeaseEvent, LeaseNews, Save, prompt_digest
 from octavo.scheduler.seams import FinishHold
 
 if TYPE_CHECKING:
+    from octavo.scheduler.draft import StepDraft
     from octavo.scheduler.request import Request
 
 BlocksOf = Callable[[str], tuple[tuple[int, ...], ...]]
 TRANSPORT: Final = "transport"  # the one reader of a lease that its table knows: all sockets together
+
+
+@dataclass(slots=True)
+class _Early:
+    """A prompt that is saved while it is computed. Owns: its lease to be, and how many of its tokens were saved."""
+
+    lease: str | None = None
+    end: int = 0
 
 
 class Producer:
@@ -35,15 +45,22 @@ class Producer:
         blocks_of: BlocksOf,
         clock: Callable[[], float],
         new_id: Callable[[], str],
+        block_sizes: Sequence[int] = (),
     ) -> None:
+        """`block_sizes`, by group: prompts are saved while they are computed; empty: they are not."""
         self._address, self._lease_s = address, lease_s
         self._blocks_of = blocks_of
         self._new_id = new_id
         self._table = LeaseTable(clock, lease_s=lease_s)
         self._requests: dict[str, str] = {}  # lease -> request
         self._grants: list[Grant] = []
+        self._sizes = tuple(block_sizes)
+        self._early: dict[str, _Early] = {}  # live requests that are saved while they are computed
+        self._forgets: list[str] = []
+        self._form: dict[str, str] = {}
         self._revoked: set[str] = set()  # told to the data half, and not yet closed by it
         self.num_granted = 0
+        self.num_saved = 0
 
     def __len__(self) -> int:
         """Leases whose blocks are still held."""
@@ -52,18 +69,65 @@ class Producer:
     @property
     def has_news(self) -> bool:
         """The data half is to be told of a lease."""
-        return bool(self._grants)
+        return bool(self._grants or self._forgets)
+
+    def handshake(self, form: Mapping[str, str]) -> None:
+        """What consumers are to know of the data half."""
+        self._form = dict(form)
+
+    def arrive(self, req: "Request") -> None:
+        """Note a prompt that is to be kept, and can be saved while it is computed."""
+        if self._sizes and _asks(req):
+            self._early[req.request_id] = _Early()
+
+    def saves(self, draft: "StepDraft") -> tuple[Save, ...]:
+        """What this step completes of prompts that are to be kept."""
+        if not self._early:
+            return ()
+        found = []
+        for req, start in zip(draft.rows, draft.starts, strict=True):
+            early = self._early.get(req.request_id)
+            if early is not None and start < req.num_prompt_tokens:
+                found.append(self._save(req, early, min(req.num_computed_tokens, req.num_prompt_tokens)))
+        return tuple(found)
+
+    def _save(self, req: "Request", early: "_Early", end: int) -> Save:
+        """Blocks that are full, or as full as the prompt makes them, and were not saved yet."""
+        early.lease = early.lease or self._new_id() + prompt_digest(req.source)
+        tables = self._blocks_of(req.request_id)
+        whole = end >= req.num_prompt_tokens
+        places = tuple(
+            tuple(i for i in range(early.end // size, -(-end // size) if whole else end // size) if table[i])
+            for table, size in zip(tables, self._sizes, strict=True)
+        )
+        self.num_saved += end - early.end
+        early.end = end
+        blocks = tuple(tuple(table[i] for i in row) for table, row in zip(tables, places, strict=True))
+        return Save(lease=early.lease, places=places, blocks=blocks)
+
+    def preempted(self, req: "Request") -> None:
+        """It is computed anew, in other blocks: what was saved is forgotten."""
+        if req.request_id in self._early:
+            self._drop_early(req.request_id)
+            self._early[req.request_id] = _Early()
+
+    def left(self, req: "Request") -> None:
+        """It ended, and its blocks are kept by somebody else: it is offered to nobody."""
+        self._drop_early(req.request_id)
+
+    def _drop_early(self, request_id: str) -> None:
+        early = self._early.pop(request_id, None)
+        if early is not None and early.lease is not None:
+            self._forgets.append(early.lease)
 
     def offer(self, req: "Request") -> FinishHold:
         """Hold the blocks of a prompt that was computed, where that was asked for."""
-        hint = req.source.transfer
-        ended_well = req.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        if hint is None or not hint.data.get(ASK) or not ended_well:
-            return FinishHold()
-        blocks = self._blocks_of(req.request_id)
+        blocks = self._blocks_of(req.request_id) if _asks(req) and _ended_well(req) else ()
         if not any(map(len, blocks)):
+            self._drop_early(req.request_id)
             return FinishHold()
-        lease = self._new_id() + prompt_digest(req.source)
+        early = self._early.pop(req.request_id, None)
+        lease = (None if early is None else early.lease) or self._new_id() + prompt_digest(req.source)
         self._table.grant(lease)
         self._table.begin_read(lease, TRANSPORT)
         self._requests[lease] = req.request_id
@@ -74,8 +138,14 @@ class Producer:
             lease=lease,
             num_tokens=req.num_prompt_tokens,
             lease_s=self._lease_s,
+            form=self._form,
         )
         return FinishHold(holds_blocks=True, parts=(TransferOffer(offer.as_params()),))
+
+    def forgets(self) -> tuple[str, ...]:
+        """Leases that were saved for and will not be granted."""
+        forgets, self._forgets = tuple(self._forgets), []
+        return forgets
 
     def take(self) -> tuple[tuple[Grant, ...], tuple[str, ...]]:
         """New leases, and those that nobody may begin to read any more; time passes here."""
@@ -116,7 +186,17 @@ class Producer:
         return {
             "leases": len(self._requests),
             "leases_granted": self.num_granted,
+            "tokens_saved_early": self.num_saved,
             "leases_fenced": len(self._table.fenced()),
             **{f"leases_{end.value}": count for end, count in counts.items()},
             "notices_ignored": self._table.num_ignored,
         }
+
+
+def _asks(req: "Request") -> bool:
+    hint = req.source.transfer
+    return hint is not None and bool(hint.data.get(ASK))
+
+
+def _ended_well(req: "Request") -> bool:
+    return req.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)

@@ -59,7 +59,7 @@ def make(config: TransferConfig, identity: Mapping[str, str]) -> tuple[DataPart,
     door = PeerDoor(None if config.listen is None else parse_listen(config.listen))
     parts: list[DataPart] = [TransferAgent(config.tiers, identity, door)] if config.tiers else []
     if config.role is not None:
-        parts.append(HandoverAgent(config.role, config.transport, identity, door))
+        parts.append(HandoverAgent(config.role, config.transport, identity, door, by_layer=config.by_layer))
     context = DataContext(identity=identity)
     return (*parts, *(connector.data_part(context) for connector in load(config.connectors)))
 

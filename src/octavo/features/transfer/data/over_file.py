@@ -40,7 +40,7 @@ STOP_S: Final = 10.0
 READERS: Final = 4  # prompts that are read at once: one that does not appear holds up no other
 
 
-class _Shelf:
+class Shelf:
     """Prompts in the folder.
 
     Owns: nothing; the folder is everybody's.
@@ -66,6 +66,11 @@ class _Shelf:
         """A block's file."""
         return prompt / f"{group}-{place}.kv"
 
+    @staticmethod
+    def remove(path: Path) -> None:
+        """Remove a prompt, or what there is of one."""
+        shutil.rmtree(path, ignore_errors=True)
+
     def sweep(self) -> None:
         """Remove what nobody has touched for long."""
         old = time.time() - KEEP_S
@@ -81,7 +86,7 @@ class FileGiving:
     Owns: the thread that writes, and notices that wait for the next report.
     """
 
-    def __init__(self, shelf: _Shelf, regions: tuple[KVRegion, ...]) -> None:
+    def __init__(self, shelf: Shelf, regions: tuple[KVRegion, ...]) -> None:
         self._shelf = shelf
         self._regions = regions
         self._events: Outbox[LeaseEvent] = Outbox()
@@ -95,26 +100,32 @@ class FileGiving:
 
     def _write(self, lease: str, blocks: Tables) -> None:
         news = LeaseNews.DONE
-        prompt = self._shelf.prompt(lease)
-        part = prompt.with_suffix(".part")
+        part = self._part(lease)
         try:
             self._shelf.sweep()
-            part.mkdir()
-            for group, (region, table) in enumerate(zip(self._regions, blocks, strict=True)):
-                body = np.empty(region.chunk_bytes, dtype=np.uint8)
-                for place, block in enumerate(table):
-                    if block:
-                        region.read(block, body)
-                        head = self._shelf.seal.head(lease_key(lease, place, group), body.data)
-                        with open(self._shelf.block(part, group, place), "wb") as file:
-                            file.write(head)
-                            file.write(body.data)
-            part.rename(prompt)
+            self._fill(part, lease, blocks)
+            part.rename(self._shelf.prompt(lease))
         except Exception as error:  # the border between one prompt and all others
             log.warning("a prompt could not be put in %s: %s", self._shelf.folder, error)
-            shutil.rmtree(part, ignore_errors=True)
+            self._shelf.remove(part)
             news = LeaseNews.ABORTED
         self._events.put(LeaseEvent(lease, news))
+
+    def _part(self, lease: str) -> Path:
+        """The prompt's folder while it is written."""
+        return self._shelf.prompt(lease).with_suffix(".part")
+
+    def _fill(self, part: Path, lease: str, blocks: Tables) -> None:
+        part.mkdir()
+        for group, (region, table) in enumerate(zip(self._regions, blocks, strict=True)):
+            body = np.empty(region.chunk_bytes, dtype=np.uint8)
+            for place, block in enumerate(table):
+                if block:
+                    region.read(block, body)
+                    head = self._shelf.seal.head(lease_key(lease, place, group), body.data)
+                    with open(self._shelf.block(part, group, place), "wb") as file:
+                        file.write(head)
+                        file.write(body.data)
 
     def news(self) -> tuple[LeaseEvent, ...]:
         return self._events.take()
@@ -129,7 +140,7 @@ class FileTaking:
     Owns: the threads that read, and when each watched prompt was last touched.
     """
 
-    def __init__(self, shelf: _Shelf) -> None:
+    def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
         self._touched: dict[str, float] = {}
         self._readers = ThreadPoolExecutor(READERS, "octavo-kv-fetch")
@@ -163,19 +174,14 @@ class FileTaking:
 
     def _remove(self, lease: str) -> None:
         with contextlib.suppress(ValueError):
-            shutil.rmtree(self._shelf.prompt(lease), ignore_errors=True)
+            self._shelf.remove(self._shelf.prompt(lease))
 
     def _read(self, pull: Pull, asked: float) -> None:
         began, job = time.monotonic(), pull.job
         good = [[False] * len(places) for places in job.places]
         error, num_bytes = None, 0
         try:
-            prompt = self._shelf.prompt(job.lease)
-            while not prompt.exists():
-                if time.monotonic() - asked > WAIT_S:  # since it was asked for: those before it may have waited as long
-                    raise FileNotFoundError(f"the prompt did not appear within {WAIT_S:g} s")
-                if self._over.wait(POLL_S):
-                    raise FileNotFoundError("the prompt had not appeared when this engine ended")
+            prompt = self._wait_for(job.lease, asked)
             for group, places in enumerate(job.places):
                 for at, place in enumerate(places):
                     good[group][at] = self._read_block(pull, prompt, group, at, place)
@@ -186,6 +192,16 @@ class FileTaking:
         flat = tuple(fine for row in good for fine in row)
         seconds = time.monotonic() - began
         pull.told(JobReport(job=job.job, good=flat, num_bytes=num_bytes, seconds=seconds, error=error))
+
+    def _wait_for(self, lease: str, asked: float) -> Path:
+        """The prompt, once it is there. Raises `FileNotFoundError` when it does not come."""
+        prompt = self._shelf.prompt(lease)
+        while not prompt.exists():
+            if time.monotonic() - asked > WAIT_S:  # since it was asked for: those before it may have waited as long
+                raise FileNotFoundError(f"the prompt did not appear within {WAIT_S:g} s")
+            if self._over.wait(POLL_S):
+                raise FileNotFoundError("the prompt had not appeared when this engine ended")
+        return prompt
 
     def _read_block(self, pull: Pull, prompt: Path, group: int, at: int, place: int) -> bool:
         key, seal = lease_key(pull.job.lease, place, group), self._shelf.seal
@@ -204,6 +220,6 @@ def make(place: Place) -> tuple[Giving | None, Taking | None]:
     """The ends that this engine takes, over the folder in its address. Raises `ConfigError`."""
     if not place.address:
         raise ConfigError("--kv-transport file: give the folder as file:///absolute/path")
-    shelf = _Shelf(place.address, place.seal)
+    shelf = Shelf(place.address, place.seal)
     giving = FileGiving(shelf, place.regions) if place.role.produces else None
     return giving, FileTaking(shelf) if place.role.consumes else None

@@ -18,6 +18,7 @@ from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.ledger import RowLedger
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.timed import TimedSocket, seconds_for
+from octavo.features.transfer.handover import difference
 from octavo.features.transfer.wire import (
     MOST_KEYS,
     VERSION,
@@ -31,7 +32,6 @@ from octavo.features.transfer.wire import (
     Take,
     Welcome,
     WireError,
-    difference,
     receive,
     receive_any,
     send,

@@ -9,12 +9,14 @@ import fcntl
 import mmap
 import os
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
 import msgspec
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
 from octavo.base.errors import ConfigError
@@ -74,6 +76,34 @@ class KVRegion:
         for offset, stride, size, at in self._spans:
             start = offset + block * stride
             self._memory[start : start + size] = row[at : at + size]
+
+
+class LayerRegion:
+    """One layer's share of its group's blocks, in the cache buffer of a CPU.
+
+    Owns: nothing; the buffer is the worker's.
+    """
+
+    def __init__(self, layout: KVLayout, layer: int, buffer: Tensor) -> None:
+        place = next(place for place in layout.places if place.layer == layer)
+        self.group = place.group
+        self.page_bytes = layout.groups[place.group].spec.page_bytes
+        shape, strides = (layout.num_blocks, self.page_bytes), (place.block_stride, 1)
+        self._pages: Bytes = as_strided(buffer.numpy()[place.offset :], shape, strides)
+
+    def read(self, blocks: Sequence[int], rows: Bytes) -> None:
+        """Copy the layer's bytes of these blocks to `rows` [blocks, page bytes]."""
+        rows[:] = self._pages[list(blocks)]
+
+    def write(self, blocks: Sequence[int], rows: Bytes) -> None:
+        """The other way."""
+        self._pages[list(blocks)] = rows
+
+
+def layers_of(memory: KVMemory) -> tuple[LayerRegion, ...]:
+    """One region for each layer, on a CPU."""
+    layout = memory.layout
+    return tuple(LayerRegion(layout, layer, memory.buffer) for layer in range(len(layout.places)))
 
 
 def regions_of(memory: KVMemory, option: str) -> tuple[KVRegion, ...]:

@@ -5,15 +5,15 @@ told of once, and a lease that was closed is reported closed once.
 Does not know: any transport but by name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from octavo.base.errors import ConfigError
 from octavo.features.transfer.data.peer_server import PeerDoor
-from octavo.features.transfer.data.regions import KVRegion
+from octavo.features.transfer.data.regions import KVRegion, LayerRegion
 from octavo.features.transfer.data.seal import Seal
-from octavo.features.transfer.handover import Drop, LeaseEvent, PullJob, Role, Watch
+from octavo.features.transfer.handover import Drop, LeaseEvent, PullJob, Role, Save, Watch
 from octavo.features.transfer.plan import JobReport
 from octavo.plugins.registry import load_target, unknown_name
 
@@ -22,6 +22,9 @@ TRANSPORTS: Final = {
     "file": "octavo.features.transfer.data.over_file:make",
     "nixl": "octavo.features.transfer.data.over_nixl:make",
 }
+
+
+BY_LAYER: Final = {"file": "octavo.features.transfer.data.over_file_layers:make"}
 
 
 class Giving(Protocol):
@@ -68,11 +71,41 @@ class Taking(Protocol):
         """No call comes after this."""
 
 
+class LayerGiving(Giving, Protocol):
+    """A producer's end that takes layers while later ones are computed; called by the engine's thread."""
+
+    def begin_saves(self, saves: Sequence[Save]) -> None:
+        """A step that completes these blocks begins."""
+
+    def save_layer(self, layer: int) -> None:
+        """The layer's share of them was computed."""
+
+    def wait_for_save(self) -> None:
+        """When this returns, the blocks may be given to others."""
+
+    def forget(self, lease: str) -> None:
+        """What was saved for it is not wanted: it will not be opened."""
+
+
+class LayerTaking(Taking, Protocol):
+    """A consumer's end that brings blocks layer by layer, for the step that computes with them."""
+
+    def begin_loads(self, pulls: Sequence[Pull]) -> None:
+        """A step that computes with these begins."""
+
+    def wait_for_layer(self, layer: int) -> None:
+        """When this returns, the layer's share is there, or has failed; it does not take for ever."""
+
+    def end_loads(self) -> None:
+        """When this returns, nothing writes to these blocks any more, and each pull was told of."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """What a transport is made with: this engine's side, its KV memory by group, and where others come.
 
-    `address` is what followed `://`, empty for a transport without one of its own.
+    `address` is what followed `://`, empty for a transport without one of its own. With `layers` a prompt is handed over
+    layer by layer, by ends that can.
     """
 
     role: Role
@@ -80,15 +113,21 @@ class Place:
     regions: tuple[KVRegion, ...]
     seal: Seal
     door: PeerDoor
+    layers: tuple[LayerRegion, ...] = ()
 
 
 Make = Callable[[Place], tuple[Giving | None, Taking | None]]
 
 
-def find_transport(text: str) -> Make:
+def find_transport(text: str, *, by_layer: bool = False) -> Make:
     """The maker of a transport: by its kind, by an address of that kind, or by import path. Raises `ConfigError`."""
     kind = text.partition("://")[0]
-    target = TRANSPORTS.get(kind)
+    target = BY_LAYER.get(kind) if by_layer else TRANSPORTS.get(kind)
+    if target is None and by_layer:
+        raise ConfigError(
+            f"--kv-by-layer: --kv-transport {text} hands over whole prompts only; give file:///folder that both engines "
+            "can write to, or leave --kv-by-layer out"
+        )
     if target is None:
         if ":" not in kind:
             raise ConfigError(f"--kv-transport {text}: {unknown_name('transport', kind, tuple(TRANSPORTS))}")
