@@ -103,6 +103,7 @@ def test_a_second_signal_leaves_at_once(server):
     code, seconds = wait_exit(server, 15)
     assert code == 0
     assert seconds < 8
+    assert not any("Traceback" in line for line in server.lines), server.lines  # F54
 
 
 def test_a_killed_engine_ends_every_stream_with_an_error_and_the_server_with_1(server):

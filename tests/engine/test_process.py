@@ -124,6 +124,18 @@ def test_a_killed_engine_is_noticed_and_says_how_it_died(front):
         front.client.submit((request("z"),))
 
 
+def test_a_ctrl_c_is_the_parents_from_the_childs_first_moment_on():
+    """F54, F71: a terminal sends it to the whole group; a child that was still importing died of it, with a stack."""
+    process = start_process()
+    for _ in range(40):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    process.stdin.close()
+    assert process.wait(60) == 0
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert signal.SIGINT not in before, "ours is heard as before"
+
+
 def test_sigterm_ends_the_engine_process_cleanly(front):
     pid = front.client.pid
     os.kill(pid, signal.SIGTERM)

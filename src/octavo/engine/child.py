@@ -21,6 +21,7 @@ import zmq
 from octavo.base.codec import Decoder, Encoder, encode_outputs
 from octavo.base.errors import EngineDead, OctavoError
 from octavo.base.heap import give_back
+from octavo.base.interpreter import leave_interrupts
 from octavo.base.outputs import EngineOutputs, RequestDelta
 from octavo.base.requests import Abort, AdminReply
 from octavo.base.types import FinishReason
@@ -123,7 +124,7 @@ class _Life:
 def main() -> int:
     """Run an engine for the parent that started us."""
     faulthandler.register(signal.SIGUSR1)  # where every thread stands, to standard error (OPS-3)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; Ctrl-C reaches the whole group
+    leave_interrupts()
     with suppress(Exception):  # slow, so it is done while the parent reads the model's files; told by `build_core`
         load_target("octavo.platforms.lean:import_torch")()
         executors().load("uni")

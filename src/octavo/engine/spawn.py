@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from octavo.base.interpreter import module_command
+from octavo.base.interpreter import interrupts_held, module_command
 from octavo.config.env import compute_environment
 
 Process = subprocess.Popen[bytes]
@@ -19,12 +19,13 @@ Process = subprocess.Popen[bytes]
 
 def start_process() -> Process:
     """A new engine process; it imports what it needs and waits to be told what to run."""
-    return subprocess.Popen(
-        module_command("octavo.engine.child"),
-        stdin=subprocess.PIPE,
-        stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
-        env=compute_environment(),
-    )
+    with interrupts_held():
+        return subprocess.Popen(
+            module_command("octavo.engine.child"),
+            stdin=subprocess.PIPE,
+            stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
+            env=compute_environment(),
+        )
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from typing import IO, Any
 from tokenizers import Tokenizer as Core
 
 from octavo.base.errors import LoadError, ServerError
-from octavo.base.interpreter import module_command
+from octavo.base.interpreter import interrupts_held, leave_interrupts, module_command
 from octavo.base.packages import install_command
 from octavo.config.facts_hf import read_json
 from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens, without_surrogates
@@ -69,7 +69,8 @@ class _Child:
 
     def __init__(self, folder: Path) -> None:
         command = module_command("octavo.inputs.tokenizer_hf", str(folder))
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")  # fmt: skip
+        with interrupts_held():
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")  # fmt: skip
         self._lock = threading.Lock()
         self.close = weakref.finalize(self, _end, self._process)
 
@@ -214,6 +215,7 @@ def _safely(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def child_main(folder: str) -> None:
     """Load the tokenizer, say what it is, then answer until the input closes."""
+    leave_interrupts()
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
 

@@ -66,6 +66,7 @@ class Life:
             app,
             http=BoundedProtocol,
             ws="none",
+            lifespan="off",  # our applications have none, and one that is cut short by a second signal writes a stack
             log_config=None,
             access_log=False,
             log_level=config.log_level,
