@@ -171,3 +171,13 @@ def test_when_all_that_could_read_hang_what_is_asked_fails_at_once_and_the_tier_
     part.prepare(plan(job(50, 1, TierJobKind.READ)), None)
     assert reports(part, 1)[50].good == (True,)
     part.close()
+
+
+def test_a_tier_that_raises_each_time_is_named_in_the_log_and_not_each_time(made, caplog):
+    """F39: a line for each of its jobs, without its name."""
+    part, _, _ = made
+    part.prepare(plan(*(job(number, 0, TierJobKind.FIND) for number in range(40))), None)
+    reports(part, 40)
+    part.close()
+    (line,) = [text for record in caplog.records if "out of order" in (text := record.getMessage())]
+    assert "file:///fails" in line and "OSError" in line

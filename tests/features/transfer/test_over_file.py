@@ -1,5 +1,6 @@
 """A hand-over through a folder: whole prompts or none, whatever happens to the folder (PDX-11)."""
 
+import errno
 import os
 import queue
 import shutil
@@ -106,13 +107,45 @@ def test_another_model_looks_elsewhere(ends, monkeypatch):
     assert not any(start(taking)[0].get(timeout=10).good)
 
 
-def test_a_folder_that_is_gone_loses_the_prompt_and_frees_its_blocks(ends, tmp_path, caplog):
+def test_a_folder_that_cannot_be_loses_prompts_frees_their_blocks_and_is_said_once(ends, tmp_path, caplog):
+    """F39: not a line for each prompt."""
     giving, _ = ends(Role.PRODUCER)
+    folder = next(tmp_path.iterdir())
+    shutil.rmtree(folder)
+    folder.write_text("in the way")
+    for number in range(5):
+        giving.open(lease := f"{LEASE}{number}", TABLES)
+        giving.close(lease)
+        assert news(giving, LeaseEvent(lease, LeaseNews.CLOSED))[0] == LeaseEvent(lease, LeaseNews.ABORTED)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"file://{tmp_path}" in line and "could not be put there, and is computed again" in line
+
+
+def test_a_folder_that_was_deleted_is_made_again(ends, tmp_path):
+    """F39: it comes back, as that of the file tier does."""
+    (giving, _), (_, taking) = ends(Role.PRODUCER), ends(Role.CONSUMER)
     shutil.rmtree(next(tmp_path.iterdir()))
     giving.open(LEASE, TABLES)
-    giving.close(LEASE)
-    seen = news(giving, LeaseEvent(LEASE, LeaseNews.CLOSED))
-    assert seen[0] == LeaseEvent(LEASE, LeaseNews.ABORTED) and "could not be put in" in caplog.text
+    assert start(taking)[0].get(timeout=10).good == (True,) * 5
+
+
+def test_a_full_disk_costs_a_consumer_no_wait(ends, tmp_path, monkeypatch):
+    """F39: what will not come is said in the folder, so that nobody waits for it."""
+    (giving, _), (_, taking) = ends(Role.PRODUCER), ends(Role.CONSUMER)
+    monkeypatch.setattr(over_file, "WAIT_S", 120.0)
+
+    def full(path, mode):
+        if path.name == "0-2.kv":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return open(path, mode)
+
+    monkeypatch.setattr(over_file, "open", full, raising=False)
+    giving.open(LEASE, TABLES)
+    assert start(taking)[0].get(timeout=60).good == (False,) * 5
+    assert not list(tmp_path.rglob("*.kv")) and not list(tmp_path.rglob("*.part"))
+    taking.drop(Drop(lease=LEASE, done=False))
+    taking.stop()
+    assert not list(tmp_path.glob("*/*"))
 
 
 def test_what_nobody_took_is_removed_in_the_end(ends, tmp_path):

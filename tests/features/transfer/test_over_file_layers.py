@@ -199,7 +199,7 @@ def test_a_folder_that_cannot_be_written_to_holds_up_no_step(rig, tmp_path, capl
     (folder,) = tmp_path.iterdir()
     (folder / f"{LEASE}.part").touch()  # no folder can be made here
     rig.save(0, 70)
-    assert rig.grant() is LeaseNews.ABORTED and "could not be put in" in caplog.text
+    assert rig.grant() is LeaseNews.ABORTED and "could not be put there" in caplog.text
 
 
 def test_a_prompt_whose_beginning_was_swept_away_is_whole_all_the_same(rig, tmp_path):
@@ -288,3 +288,16 @@ def test_only_transports_that_can_hand_layers_over_are_taken(tmp_path):
             find_transport(text, by_layer=True)
     assert find_transport("file:///x", by_layer=True) is over_file_layers.make
     assert find_transport("file:///x") is over_file.make
+
+
+def test_a_folder_that_was_deleted_is_made_again(rig, tmp_path):
+    """F39, PDX-3: before, between and after what is saved."""
+    (folder,) = tmp_path.iterdir()
+    shutil.rmtree(folder)
+    rig.save(0, 32)
+    rig.save(32, 70)
+    shutil.rmtree(folder)
+    assert rig.grant() is LeaseNews.DONE
+    report = rig.load()
+    assert all(report.good)
+    rig.check(report.good)

@@ -1,6 +1,8 @@
 """Chunks as files: whole or absent, ours or a miss, never more than the limit (TIR-30)."""
 
+import errno
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,3 +178,22 @@ def test_a_folder_that_cannot_be_is_said_at_the_start(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"--kv-tier file://.*: the folder cannot be made: "):
         tier(tmp_path / "file" / "folder")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_folder_that_may_not_be_looked_into_is_a_miss_and_said_once(tmp_path, monkeypatch, caplog, number):
+    """F39: permission lost, a disk that dies, a share that was taken away."""
+    made = tier(tmp_path)
+    made.write([key(1)], [chunk(1)])
+
+    def lost(path, **_):
+        raise OSError(number, os.strerror(number), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", lost)
+        for _ in range(20):
+            assert made.find([key(1), key(2)]) == [False] * 2
+            assert made.write([key(3)], [chunk(3)]) == [False]
+    looks = [record.getMessage() for record in caplog.records if "looked at" in record.getMessage()]
+    assert len(looks) == 1 and os.strerror(number) in looks[0] and str(tmp_path) in looks[0]
+    assert made.find([key(1)]) == [True]

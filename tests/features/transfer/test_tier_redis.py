@@ -187,6 +187,30 @@ def test_a_full_server_refuses_and_keeps_answering():
         assert rig.read(*range(1, 60)) == good
 
 
+@needs_server
+def test_a_server_that_takes_nothing_is_read_from_and_the_log_says_once_what_to_do(caplog):
+    """F39: full without leave to forget, a replica, a user who may not write."""
+    with server("--maxmemory", "2mb", "--maxmemory-policy", "noeviction") as made:
+        rig = Rig(made.address)
+        good = rig.write(*range(1, 60))
+        assert False in rig.write(*range(60, 100)) and rig.read(1) == [good[0]]
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert "command not allowed" in line and "--maxmemory-policy allkeys-lru" in line
+    with server() as made:
+        rig, client = Rig(made.address), redis.Redis(port=made.port)
+        rig.write(1)
+        for command, said in (
+            ("REPLICAOF 127.0.0.1 1", "name the primary server"),
+            ("ACL SETUSER default -set", "needs the commands EXISTS, MGET, SET and DEL"),
+        ):
+            client.execute_command(*command.split())
+            rig, before = Rig(made.address), len(caplog.records)
+            assert rig.write(2) == [False] and rig.write(3, 4) == [False] * 2 and rig.read(1) == [True]
+            (line,) = [record.getMessage() for record in caplog.records[before:]]
+            assert "the server does not take blocks" in line and said in line
+            client.execute_command("REPLICAOF", "NO", "ONE")
+
+
 def test_something_else_on_the_port_is_a_miss():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -121,16 +121,26 @@ class TransferAgent(NullPart):
         for copy in part.loads:
             self._loads.put(partial(self._finish, copy.job, len(copy.rows), partial(self._load, copy)))
         for job in part.tier_jobs:
-            self._tiers[job.tier].put(job.kind, partial(self._serve, job))
+            threads = self._tiers[job.tier]
+            threads.put(job.kind, partial(self._serve, job, threads.failed))
 
-    def _finish(self, job: int, count: int, work: Callable[[], tuple[Sequence[bool], int]]) -> None:
-        """Do the work; report it, also when it fails."""
+    def _finish(
+        self,
+        job: int,
+        count: int,
+        work: Callable[[], tuple[Sequence[bool], int]],
+        failed: Callable[[str], None] | None = None,
+    ) -> None:
+        """Do the work; report it, also when it fails, which `failed` is told."""
         began, error = time.monotonic(), None
         try:
             good, num_bytes = work()
         except Exception as problem:  # the border between one tier and everybody's steps
-            log.warning("a transfer failed: %s", problem)
             good, num_bytes, error = (False,) * count, 0, f"{type(problem).__name__}: {problem}"
+            if failed is None:
+                log.warning("a transfer failed: %s", error)
+            else:
+                failed(error)
         seconds = time.monotonic() - began
         self._done.put(JobReport(job=job, good=tuple(good), num_bytes=num_bytes, seconds=seconds, error=error))
 
@@ -163,8 +173,8 @@ class TransferAgent(NullPart):
         each = self._host_address.blocks
         return [copy.blocks[at : at + each] for at in range(0, len(copy.blocks), each)]
 
-    def _serve(self, job: TierJob, tier: Tier) -> None:
-        self._finish(job.job, len(job.keys), lambda: self._ask(tier, job))
+    def _serve(self, job: TierJob, failed: Callable[[str], None], tier: Tier) -> None:
+        self._finish(job.job, len(job.keys), lambda: self._ask(tier, job), failed)
 
     def _ask(self, tier: Tier, job: TierJob) -> tuple[Sequence[bool], int]:
         host = self._need_host()

@@ -9,7 +9,6 @@ is written. A consumer that watches it touches it, and removes it when it is don
 """
 
 import contextlib
-import logging
 import os
 import shutil
 import threading
@@ -22,6 +21,7 @@ import numpy as np
 
 from octavo.base.errors import ConfigError
 from octavo.features.transfer.data.guard import Tables
+from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.lane import Lane, Outbox
 from octavo.features.transfer.data.regions import KVRegion
 from octavo.features.transfer.data.seal import Seal
@@ -29,8 +29,6 @@ from octavo.features.transfer.data.transport import Giving, Place, Pull, Taking
 from octavo.features.transfer.handover import Drop, LeaseEvent, LeaseNews, Watch
 from octavo.features.transfer.plan import JobReport
 from octavo.features.transfer.wire import lease_key
-
-log = logging.getLogger(__name__)
 
 WAIT_S: Final = 10.0  # for a prompt that is still being written
 POLL_S: Final = 0.01
@@ -43,12 +41,13 @@ READERS: Final = 4  # prompts that are read at once: one that does not appear ho
 class Shelf:
     """Prompts in the folder.
 
-    Owns: nothing; the folder is everybody's.
+    Owns: what the log was told of it; the folder is everybody's.
     """
 
     def __init__(self, root: str, seal: Seal) -> None:
         """Raises `ConfigError` when there can be no such folder."""
         self.seal = seal
+        self.health = Health(f"--kv-transport file://{root}")
         self.folder = Path("/" + root.lstrip("/")) / f"handover-{seal.space}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -71,8 +70,13 @@ class Shelf:
         """Remove a prompt, or what there is of one."""
         shutil.rmtree(path, ignore_errors=True)
 
+    def say_unread(self, error: str) -> None:
+        """For the log, once for many."""
+        self.health.note("unread", f"a prompt could not be fetched, and is computed: {error}")
+
     def sweep(self) -> None:
-        """Remove what nobody has touched for long."""
+        """Remove what nobody has touched for long, from a folder that is made again if somebody deleted it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         old = time.time() - KEEP_S
         for each in self.folder.iterdir():
             with contextlib.suppress(OSError):
@@ -106,10 +110,18 @@ class FileGiving:
             self._fill(part, lease, blocks)
             part.rename(self._shelf.prompt(lease))
         except Exception as error:  # the border between one prompt and all others
-            log.warning("a prompt could not be put in %s: %s", self._shelf.folder, error)
-            self._shelf.remove(part)
+            self._shelf.health.note("unwritten", f"a prompt could not be put there, and is computed again: {error}")
+            self._say_lost(part, lease)
             news = LeaseNews.ABORTED
         self._events.put(LeaseEvent(lease, news))
+
+    def _say_lost(self, part: Path, lease: str) -> None:
+        """An empty prompt, where there can be one: whoever waits for it computes at once."""
+        with contextlib.suppress(OSError):
+            for file in part.iterdir():
+                file.unlink()
+            part.rename(self._shelf.prompt(lease))
+        self._shelf.remove(part)
 
     def _part(self, lease: str) -> Path:
         """The prompt's folder while it is written."""
@@ -188,7 +200,7 @@ class FileTaking:
                     num_bytes += self._shelf.seal.length(lease_key("", 0, group)) * good[group][at]
         except Exception as problem:  # the border between one prompt and who waits for it
             error = str(problem) or type(problem).__name__
-            log.warning("KV could not be fetched from %s: %s", self._shelf.folder, error)
+            self._shelf.say_unread(error)
         flat = tuple(fine for row in good for fine in row)
         seconds = time.monotonic() - began
         pull.told(JobReport(job=job.job, good=flat, num_bytes=num_bytes, seconds=seconds, error=error))

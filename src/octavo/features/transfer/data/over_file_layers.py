@@ -174,7 +174,7 @@ class LayerFileGiving(FileGiving):
         try:
             os.utime(part)  # or it would be swept away while a long prompt is computed
         except FileNotFoundError:
-            part.mkdir()
+            part.mkdir(parents=True)  # somebody may have deleted the folder
             self._written.pop(lease, None)
         return part
 
@@ -327,7 +327,7 @@ class LayerFileTaking(FileTaking):
             for layer in range(len(self._layers)):
                 load.wait(layer)
             if load.error is not None:
-                log.warning("KV could not be fetched from %s: %s", self._shelf.folder, load.error)
+                self._shelf.say_unread(load.error)
             if load.stalled:
                 self._rests_until = time.monotonic() + REST_S
             load.finish(self._layers)
@@ -369,7 +369,7 @@ class LayerFileTaking(FileTaking):
             for layer in range(len(self._layers)):
                 self._read_layer(load, layer)
         if load.error is not None:
-            log.warning("KV could not be fetched from %s: %s", self._shelf.folder, load.error)
+            self._shelf.say_unread(load.error)
         load.finish(self._layers)
 
     def _read_layer(self, load: _Load, layer: int) -> None:

@@ -55,7 +55,7 @@ class FileTier:
     # ---- what tiers do ----------------------------------------------------------------------------
 
     def find(self, keys: Sequence[bytes]) -> list[bool]:
-        return [self._path(key).exists() for key in keys]
+        return [self._is_there(self._path(key)) for key in keys]
 
     def read(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
         return [self._read(key, row) for key, row in zip(keys, rows, strict=True)]
@@ -84,6 +84,17 @@ class FileTier:
         name = key.hex()
         return self._folder / name[:2] / f"{name}.kv"
 
+    def _is_there(self, path: Path) -> bool:
+        """There is something; what may not be looked at, or cannot, is not there, which is said."""
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            self._health.note("unread", f"a file could not be looked at: {error}")
+            return False
+        return True
+
     def _read(self, key: bytes, row: Bytes) -> bool:
         path, length = self._path(key), self._seal.length(key)
         try:
@@ -109,7 +120,7 @@ class FileTier:
 
     def _write(self, key: bytes, row: Bytes) -> bool:
         path, length = self._path(key), self._seal.length(key)
-        if path.exists():
+        if self._is_there(path):
             return True
         body = row.data[:length]
         head = self._seal.head(key, body, spare.crc32)

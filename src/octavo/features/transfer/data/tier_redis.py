@@ -29,6 +29,13 @@ except ImportError:  # an extra
 T = TypeVar("T")
 TIMEOUT_S: Final = 1.0
 BATCH_BYTES: Final = 8 << 20  # in one request
+# What its owner may do when a server refuses, by a word of what it says.
+REFUSALS: Final = {
+    "maxmemory": "; start it with --maxmemory-policy allkeys-lru, or give it more memory",
+    "read only replica": "; name the primary server, not its replica",
+    "no permissions": "; its user needs the commands EXISTS, MGET, SET and DEL",
+    "MISCONF": "; see why it cannot save to its disk, or set stop-writes-on-bgsave-error no",
+}
 
 
 class RedisTier:
@@ -86,10 +93,17 @@ class RedisTier:
                 for key, row in zip(keys[part], rows[part], strict=True):
                     body = row.data[: self._seal.length(key)]
                     line.set(self._prefix + key, b"".join((self._seal.head(key, body, spare.crc32), body)))
-                return [answer is True for answer in line.execute(raise_on_error=False)]
+                return [self._took(answer) for answer in line.execute(raise_on_error=False)]
 
             good += self._try(put, [False] * len(keys[part]))
         return good
+
+    def _took(self, answer: object) -> bool:
+        """The server took one chunk; that it refuses one does not speak against reading from it."""
+        if isinstance(answer, Exception):
+            told = next((what for word, what in REFUSALS.items() if word in str(answer)), "")
+            self._health.note("refuses", f"the server does not take blocks: {str(answer).rstrip('.')}{told}")
+        return answer is True
 
     def _batches(self, keys: Sequence[bytes]) -> list[slice]:
         """Keys whose chunks together are not much more than `BATCH_BYTES`."""

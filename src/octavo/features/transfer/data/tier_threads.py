@@ -144,6 +144,10 @@ class TierThreads:
             self._health.note("stuck", f"what was asked of it {STUCK_S:g} s ago has not ended; it is taken for empty")
             work(Nothing())
 
+    def failed(self, error: str) -> None:
+        """Work on it raised this, which is none of what its kind expects."""
+        self._health.note("raised", f"what was asked of it failed: {error}")
+
     def stop(self) -> None:
         """No work comes after this. What was put is still done."""
         for team in self._teams.values():
