@@ -395,3 +395,11 @@ def test_the_line_of_progress_has_size_share_speed_and_time() -> None:
     assert lines[0] == "fetching me/hf: 2 files, 1.0 GB, 100.0 MB of it here already"
     assert lines[1] == "me/hf: 200.0 MB of 1.0 GB (20 %), 10.0 MB/s, 1 min 20 s left"
     assert isinstance(lines[1], Passing)
+
+
+def test_a_proxy_that_is_no_address_is_said(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F58: it was an unexpected error."""
+    for wrong in ("bad::", "ftp://a"):
+        monkeypatch.setenv("HTTPS_PROXY", wrong)
+        with pytest.raises(LoadError, match="the proxy or certificate settings of this environment cannot be used"):
+            pull_model("me/hf", env, silent)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from octavo.base.errors import ClientError, ConfigError, ContextLengthError, EngineDead
 from octavo.base.params import SamplingParams
@@ -171,7 +172,8 @@ def test_f66_token_ids_are_prompts_in_every_shape() -> None:
     ids = TEXT.encode("hello")
     shapes: list[Any] = [
         ids, tuple(ids), [ids], [tuple(ids)], {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}], np.array(ids),
-        np.array([ids]), [np.array(ids)],
+        np.array([ids]), [np.array(ids)], torch.tensor(ids), torch.tensor([ids]), [torch.tensor(ids)],
+        {"prompt_token_ids": torch.tensor(ids)},
     ]  # fmt: skip
     for shape in shapes:
         (out,) = llm.generate(shape, SHORT)
@@ -181,6 +183,8 @@ def test_f66_token_ids_are_prompts_in_every_shape() -> None:
         llm.generate([ids, []], SHORT)
     with pytest.raises(ValueError, match="prompt 1"):  # what scripts catch
         llm.generate([ids, 5], SHORT)
+    with pytest.raises(ClientError, match="prompts must be a list, got int"):
+        llm.generate(np.array(5), SHORT)
     llm.close()
 
 

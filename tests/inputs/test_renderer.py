@@ -3,12 +3,14 @@
 import asyncio
 import json
 import threading
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import AddedToken
 
 from octavo.base.errors import ClientError
@@ -172,7 +174,14 @@ class TestTokens:
     """API-05."""
 
     def test_lists_tuples_and_arrays_are_taken(self, renderer: Renderer) -> None:
-        for ids in ([1, 2], (1, 2), np.array([1, 2]), np.array([1, 2], dtype=np.uint16)):
+        for ids in (
+            [1, 2],
+            (1, 2),
+            np.array([1, 2]),
+            np.array([1, 2], dtype=np.uint16),
+            torch.tensor([1, 2]),
+            array("i", [1, 2]),
+        ):
             assert renderer.tokens(ids) == EngineInput((1, 2))
         assert all(type(i) is int for i in renderer.tokens(np.array([1, 2])).prompt_token_ids)
 
@@ -185,7 +194,10 @@ class TestTokens:
             ([None], r"prompt\[0\].*None"),
             ("12", "list of token ids"),
             (5, "list of token ids"),
-            (np.array([1.5]), "list of token ids"),
+            (np.array([1.5]), r"prompt\[0\].*1\.5"),
+            (np.array(5), "list of token ids"),
+            (torch.tensor([[1, 2]]), r"prompt\[0\]"),
+            (torch.tensor([True]), r"prompt\[0\].*True"),
         ],
     )
     def test_anything_else_is_named(self, renderer: Renderer, ids: Any, words: str) -> None:

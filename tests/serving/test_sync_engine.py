@@ -166,4 +166,8 @@ def test_progress_is_a_line_on_a_terminal_and_nothing_elsewhere() -> None:
     assert len(shown) < 6 and "#" * 30 in shown[-1] and "250 output tokens/s" in shown[-1]
     assert isinstance(line, ProgressLine)
     assert isinstance(open_progress(4, io.StringIO(), lambda: 0.0), NoProgress)
+    assert isinstance(open_progress(4, None, lambda: 0.0), NoProgress)  # F66: a program without a terminal at all
+    closed = io.StringIO()
+    closed.close()
+    assert isinstance(open_progress(4, closed, lambda: 0.0), NoProgress)
     assert isinstance(open_progress(0, Terminal(), lambda: 0.0), NoProgress)

@@ -73,7 +73,12 @@ class Hub:
             self._client = httpx2.Client(
                 headers=headers, follow_redirects=True, timeout=httpx2.Timeout(silence_s, connect=_CONNECT_S)
             )
-        except (ValueError, OSError, ImportError) as error:  # what HTTPS_PROXY, ALL_PROXY or SSL_CERT_FILE say
+        except (
+            ValueError,
+            OSError,
+            ImportError,
+            httpx2.InvalidURL,
+        ) as error:  # what HTTPS_PROXY, ALL_PROXY or SSL_CERT_FILE say
             raise LoadError(f"the proxy or certificate settings of this environment cannot be used: {error}") from None
 
     def close(self) -> None:

@@ -242,6 +242,8 @@ def _prompts(prompts: Any) -> list[Any]:
     """One prompt, or several, as a list of prompts."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if callable(listed := getattr(prompts, "tolist", None)):  # an array or a tensor, of one prompt or several
+        prompts = listed()
     given = _listed("prompts", prompts)
     return [given] if given and all(_is_id(one) for one in given) else given
 

@@ -193,9 +193,9 @@ class Renderer:
 
 
 def _integers(name: str, ids: object) -> tuple[int, ...]:
-    """A list or array of integers as a tuple; 2.0 is the integer 2, booleans and fractions are none."""
-    if isinstance(ids, np.ndarray) and ids.ndim == 1 and np.issubdtype(ids.dtype, np.integer):
-        return tuple(ids.tolist())
+    """A list, array or tensor of integers as a tuple; 2.0 is the integer 2, booleans and fractions are none."""
+    if callable(listed := getattr(ids, "tolist", None)):  # numpy's, torch's, the standard library's
+        ids = listed()
     if isinstance(ids, str) or not isinstance(ids, Sequence):
         raise ClientError(f"{name} must be a list of token ids, got {type(ids).__name__}", param=name)
     if set(map(type, ids)) <= {int}:

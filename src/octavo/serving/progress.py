@@ -71,6 +71,14 @@ class ProgressLine:
         return f"prompts [{bar:<{_WIDTH}}] {self._requests}/{self._total}  {speed:.0f} output tokens/s "
 
 
-def open_progress(total: int, stream: TextIO, clock: Callable[[], float]) -> Progress:
+def open_progress(total: int, stream: TextIO | None, clock: Callable[[], float]) -> Progress:
     """A line on `stream` if it is a terminal."""
-    return ProgressLine(total, stream, clock) if total and stream.isatty() else NoProgress()
+    return ProgressLine(total, stream, clock) if total and stream is not None and _shows(stream) else NoProgress()
+
+
+def _shows(stream: TextIO) -> bool:
+    """Whether somebody sees what is written; False for one that was closed."""
+    try:
+        return stream.isatty()
+    except ValueError:
+        return False
