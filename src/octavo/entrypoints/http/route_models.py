@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.http.errors import NoInstance
 from octavo.entrypoints.http.route_relay import INSTANCE_HEADER
+from octavo.entrypoints.http.route_upstream import NOT_JSON, unfit
 from octavo.features.router.fleet import Fleet, Member
 
 MODELS_TIMEOUT_S = 10.0
@@ -44,9 +45,11 @@ class Models:
     async def _ask(self, member: Member, path: str, headers: Mapping[str, str]) -> Told | None:
         try:
             async with asyncio.timeout(MODELS_TIMEOUT_S):
-                return member, await self._client.get(member.url + path, headers=dict(headers))
+                response = await self._client.get(member.url + path, headers=dict(headers))
         except (httpx2.HTTPError, TimeoutError):
             return None
+        babbles = response.status_code == 200 and _decoded(response.content) is None
+        return None if babbles or unfit(response) else (member, response)
 
 
 def _shortened(first: bytes, all_of_them: Sequence[bytes]) -> bytes:
@@ -71,7 +74,7 @@ def _shortened(first: bytes, all_of_them: Sequence[bytes]) -> bytes:
 def _decoded(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except NOT_JSON:
         return None
 
 

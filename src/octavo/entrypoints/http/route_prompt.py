@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import httpx2
 import msgspec
 
+from octavo.entrypoints.http.route_upstream import NOT_JSON
 from octavo.features.router.bodies import Body, Kind, only_prompt
 from octavo.features.router.fleet import Fleet
 from octavo.features.router.journey import Leg
@@ -57,7 +58,7 @@ class Prompts:
             if answer.status_code != 200:  # whoever answers the request will say what is wrong with it
                 return []
             prompts = msgspec.json.decode(answer.content, type=_Rendered).prompts
-        except (httpx2.HTTPError, TimeoutError, msgspec.MsgspecError) as error:
+        except (httpx2.HTTPError, TimeoutError, *NOT_JSON) as error:
             logger.info("%s did not render a prompt, which is routed by load: %r", member.name, error)
             return []
         return prompts[0].prompt_token_ids if len(prompts) == 1 else []

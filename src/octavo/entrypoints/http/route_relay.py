@@ -18,7 +18,7 @@ import msgspec
 from octavo.base.errors import RequestFailed
 from octavo.entrypoints.http.errors import NoInstance, answer
 from octavo.entrypoints.http.route_prompt import Prompts
-from octavo.entrypoints.http.route_upstream import Answer, Running, Unanswered, Upstream
+from octavo.entrypoints.http.route_upstream import NOT_JSON, RELAYED_HEADERS, Answer, Running, Unanswered, Upstream
 from octavo.features.router.bodies import Body, Kind, decode_body, params_of, prefill_body, worth_handing_over
 from octavo.features.router.figures import Figures, Outcome
 from octavo.features.router.fleet import Fleet, Member
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 INSTANCE_HEADER = "X-Octavo-Instance"
 PREFILL_HEADER = "X-Octavo-Prefill-Instance"
-RELAYED_HEADERS = ("content-type", "retry-after", "x-octavo-warning")
 _BORDERS = (b"\n\n", b"\r\n\r\n")
 
 encode = msgspec.json.Encoder().encode
@@ -216,5 +215,5 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
 def _decoded(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except NOT_JSON:
         raise Unanswered(Failure.MALFORMED, "its answer is not JSON") from None

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, TypeVar
 
 import httpx2
@@ -24,13 +25,19 @@ WRITE_TIMEOUT_S = 60.0
 KEEP_CONNECTION_S = 2.0
 DRAINING_S = 5.0  # for one that does not say how long
 MAX_DRAINING_S = 60.0
+RELAYED_HEADERS = ("content-type", "retry-after", "x-octavo-warning")
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what a decoder raises for what a server sent
 
 
 def make_client(config: RouterConfig) -> httpx2.AsyncClient:
-    """The client for everything that the router asks; its owner closes it."""
+    """The client for everything that the router asks; its owner closes it.
+
+    It keeps no cookies: what a server sets with one client's answer is nothing to other clients or other servers.
+    """
     return httpx2.AsyncClient(
         timeout=httpx2.Timeout(None, connect=config.connect_timeout_s, write=WRITE_TIMEOUT_S),
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_CONNECTION_S),
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
         headers={"user-agent": "octavo-route", "accept-encoding": "identity"},
         trust_env=False,
     )
@@ -152,6 +159,8 @@ class Upstream:
     async def _answer(self, member: Member, fuse: Fuse, request: httpx2.Request) -> Answer | Running:
         response = await self._client.send(request, stream=True)
         try:
+            if (why := unfit(response)) is not None:
+                raise Unanswered(Failure.MALFORMED, why)
             streams = response.headers.get("content-type", "").startswith("text/event-stream")
             if not streams or response.status_code != 200:
                 return Answer(response.status_code, response.headers, await response.aread())
@@ -172,6 +181,17 @@ class Upstream:
         return f"it answered {answer.status}"
 
 
+def unfit(response: httpx2.Response) -> str | None:
+    """Why nobody could be sent this answer, as far as its head says; None when it is fit to be relayed."""
+    if not 200 <= response.status_code < 600:
+        return f"it answered with the status {response.status_code}, which is none of an answer"
+    for name in RELAYED_HEADERS:
+        value = response.headers.get(name, "")
+        if not (value.isascii() and value.isprintable()):
+            return f"its header {name} holds what no header may"
+    return None
+
+
 def draining_s(answer: Answer) -> float | None:
     """For how long a server says that it takes no requests; None when it says that it is broken, or nothing."""
     text = answer.headers.get("retry-after")
@@ -187,7 +207,7 @@ def error_code(body: bytes) -> Any:
     """The code in an error of OpenAI's shape, if it is one."""
     try:
         return msgspec.json.decode(body)["error"]["code"]
-    except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, TypeError):
+    except (*NOT_JSON, LookupError, TypeError):
         return None
 
 
@@ -195,7 +215,7 @@ def error_message(body: bytes) -> Any:
     """The message in an error of OpenAI's shape, if it is one."""
     try:
         return msgspec.json.decode(body)["error"]["message"]
-    except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, TypeError):
+    except (*NOT_JSON, LookupError, TypeError):
         return None
 
 

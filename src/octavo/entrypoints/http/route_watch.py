@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 
 from octavo.config.schema import RouterConfig
-from octavo.entrypoints.http.route_upstream import DRAINING_S, Answer, draining_s, error_code, error_message
+from octavo.entrypoints.http.route_upstream import DRAINING_S, NOT_JSON, Answer, draining_s, error_code, error_message
 from octavo.features.router.fleet import Fleet, Member
 from octavo.features.router.health import State
 from octavo.kvcache.published import Note, StartOver
@@ -41,7 +41,7 @@ class Watch:
 
     async def start(self) -> None:
         """Check every server once, which its owner tells, then keep on."""
-        await asyncio.gather(*(self._failed(member) for member in self._fleet.members))
+        await asyncio.gather(*(self._looked(member) for member in self._fleet.members))
         for member in self._fleet.members:
             self._tasks.append(asyncio.create_task(self._keep_checking(member)))
             self._tasks.append(asyncio.create_task(self._keep_following(member)))
@@ -64,11 +64,18 @@ class Watch:
 
     async def _check(self, member: Member) -> None:
         before = member.health.state
-        if await self._failed(member):
+        if await self._looked(member):
             member.give_up()
         if (now := member.health.state) is not before:
             level = logging.INFO if now is State.UP else logging.WARNING
             logger.log(level, "%s is %s%s", member.name, now, member.health.why and f": {member.health.why}")
+
+    async def _looked(self, member: Member) -> bool:
+        """One check, which has failed whatever the server did to make it end in an unexpected way."""
+        try:
+            return await self._failed(member)
+        except Exception as error:
+            return member.health.failed(f"a check failed in an unexpected way: {error!r:.200}")
 
     async def _failed(self, member: Member) -> bool:
         """One check. True when the server is to be given up with it."""
@@ -106,7 +113,7 @@ class Watch:
             rest_s = EVENTS_REST_S
             try:
                 rest_s = await self._follow(member)
-            except (httpx2.HTTPError, msgspec.MsgspecError, StartOver, ValueError) as error:
+            except (httpx2.HTTPError, *NOT_JSON, StartOver, ValueError) as error:
                 logger.debug("cache events of %s: %r", member.name, error)
             except Exception:  # whatever one server does, the next stream is followed
                 logger.exception("cache events of %s could not be followed", member.name)
