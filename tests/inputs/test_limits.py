@@ -139,6 +139,13 @@ class TestStrings:
         assert list(ids) == expected
         assert LIMITS.bad_words_ids(SamplingParams()) == ()
 
+    @pytest.mark.parametrize("word", [" ", "  ", "\n", " \n"])
+    def test_a_bad_word_of_spaces_is_a_word(self, word: str) -> None:
+        """F12's kind: it was dropped in silence."""
+        assert tuple(TOKENIZER.encode(word, add_special_tokens=False)) in LIMITS.bad_words_ids(
+            SamplingParams(bad_words=(word,))
+        )
+
     def test_bad_words_without_a_tokenizer_are_refused(self) -> None:
         with pytest.raises(ClientError, match="needs a tokenizer"):
             Limits(max_model_len=8, vocab_size=10).bad_words_ids(SamplingParams(bad_words=("x",)))

@@ -81,8 +81,8 @@ class Limits:
             return ()
         for word in words:
             bare = word.lstrip(" ")
-            for spelling in (bare, " " + bare):
-                if bare and (ids := tuple(self._tokenizer.encode(spelling, add_special_tokens=False))):
+            for spelling in (bare, " " + bare) if bare else (word,):  # spaces alone are a word too
+                if ids := tuple(self._tokenizer.encode(spelling, add_special_tokens=False)):
                     self._check_bad_word(word, ids)
                     found[ids] = None
         return tuple(found)
