@@ -5,7 +5,8 @@
 Through the tiers' own objects, with chunks of the size that a block of 64 tokens of SmolLM2-135M has in bfloat16
 (1.4 MiB), sealed and checked as always. Beside them the limits: copying in memory; plain files, written and read in the
 same pieces, through the cache of the system and past it (O_DIRECT, where the file system has it); plain sockets over
-loopback. Rounds go over all rows in turn, and the best of each counts, in MB/s. A ratio is that of a tier to its limit:
+loopback. The other side of a peer is a thread of this process, so NIXL copies by what UCX finds within one machine; with
+UCX_TLS=tcp it goes through sockets. Rounds go over all rows in turn, and the best of each counts, in MB/s. A ratio is that of a tier to its limit:
 host to memory, files to files of the same kind, servers and peers to sockets.
 
 Files are written without waiting for the disk, as the tier does; `cold` is read after the system was told to forget
@@ -32,7 +33,10 @@ from kv_tiers import redis_tier, s3_tier
 from octavo.base.kvspec import FullAttentionSpec
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.data.api import Bytes, Tier
+from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.ledger import RowLedger
+from octavo.features.transfer.data.one_sided import is_installed
+from octavo.features.transfer.data.peer_rows import RowPointer
 from octavo.features.transfer.data.peer_server import PeerServer, RowGiver
 from octavo.features.transfer.data.regions import HostRegion, KVRegion
 from octavo.features.transfer.data.seal import Seal
@@ -238,8 +242,17 @@ def cold(warm: Row, name: str, limit: str, folder: Path) -> Row:
 
 def open_tier(address: str, seal: Seal) -> Tier:
     parsed = parse_tier(address)
-    made: Tier = load_target(TIERS[parsed.kind])(parsed, seal)
+    made: Tier = load_target(TIERS[parsed.kind])(parsed, seal, Health(address))
     return made
+
+
+def begin(row: Row, pointer: RowPointer) -> None:
+    """Read by TCP until NIXL has begun at the other side, and once by NIXL, which connects the two."""
+    while not pointer.reads_by_nixl:
+        row.measure(1)
+        time.sleep(0.1)
+    row.measure(1)
+    row.best.clear()
 
 
 def works(row: Row) -> bool:
@@ -279,19 +292,24 @@ def main() -> None:
                 stack.callback(made.close)
                 rows.append(tier(name, "plain sockets", chunks, made))
         ledger = RowLedger(chunks.source)
-        server = PeerServer("127.0.0.1", 0, seal, [RowGiver(ledger, seal)])
+        pointer = RowPointer(ledger, chunks.source)
+        server = PeerServer("127.0.0.1", 0, seal, [RowGiver(ledger, seal), pointer])
         stack.callback(server.close)
-        peer = open_tier(f"peer://127.0.0.1:{server.port}", seal)
-        stack.callback(peer.close)
-        row = tier("peer", "plain sockets", chunks, peer, writes=False)
 
         def publish() -> None:
             for i, key in enumerate(chunks.keys()):
                 ledger.begin(i)
                 ledger.end(i, key)
 
-        row.chill = publish
-        rows.append(row)
+        for name, options in (("peer", ""), ("peer, NIXL", "?transport=nixl"))[: 1 + is_installed()]:
+            peer = open_tier(f"peer://127.0.0.1:{server.port}{options}", seal)
+            stack.callback(peer.close)
+            row = tier(name, "plain sockets", chunks, peer, writes=False)
+            row.chill = publish
+            if options:
+                publish()
+                begin(row, pointer)
+            rows.append(row)
         for _ in range(call.rounds):
             for each in rows:
                 each.measure(chunks.num_bytes)

@@ -23,9 +23,10 @@ KNOWN_OPTIONS: dict[str, set[str]] = {
     "file": {"size", *WRITTEN},
     "redis": WRITTEN,
     "s3": {"endpoint", "region", *WRITTEN},
-    "peer": {"timeout"},
+    "peer": {"timeout", "transport"},
 }
 MOST_BLOCKS = 64
+TCP, NIXL = "tcp", "nixl"  # how another engine's memory is read
 DEFAULT_TIMEOUT_S = 10.0
 DEFAULT_THIN_BELOW = 20_000_000  # bytes a second
 LOCAL, REMOTE = "local", "remote"  # on this machine, or beyond the network
@@ -38,7 +39,7 @@ class TierAddress:
 
     `policy` is the host tier's way to evict, and for others what they are given: "chunk" or "request".
     `blocks` of KV are one chunk, in every tier. `timeout_s` is for a read or a write. A tier that takes fewer than `thin_below` bytes a second gets fewer writes, and
-    all again when it takes more than `full_above`.
+    all again when it takes more than `full_above`. `transport` is a peer's.
     """
 
     text: str
@@ -49,6 +50,7 @@ class TierAddress:
     endpoint: str | None = None
     region: str | None = None
     blocks: int = 1
+    transport: str = TCP
     timeout_s: float = DEFAULT_TIMEOUT_S
     thin_below: int = DEFAULT_THIN_BELOW
     full_above: int = 2 * DEFAULT_THIN_BELOW
@@ -141,6 +143,9 @@ def parse_tier(text: str) -> TierAddress:
     blocks = options.get("blocks", "1")
     if not (blocks.isascii() and blocks.isdigit() and 1 <= int(blocks) <= MOST_BLOCKS):
         raise ConfigError(f"--kv-tier {text}: blocks of a chunk are 1 to {MOST_BLOCKS}, got {blocks!r}")
+    transport = options.get("transport", TCP)
+    if transport not in (TCP, NIXL):
+        raise ConfigError(f"--kv-tier {text}: the transport is {TCP} or {NIXL}, got {transport!r}")
     timeout_s, thin_below, full_above = _limits(text, options)
     return TierAddress(
         text=text,
@@ -151,6 +156,7 @@ def parse_tier(text: str) -> TierAddress:
         endpoint=endpoint,
         region=options.get("region"),
         blocks=int(blocks),
+        transport=transport,
         timeout_s=timeout_s,
         thin_below=thin_below,
         full_above=full_above,

@@ -16,6 +16,8 @@ apart by their tag. After `Chunks` come the chunks themselves, sealed (see `data
     client: Return  ->   server: Alive                         (leases that are over)
     client: Reach   ->   server: Reached                       (blocks under a lease, to be read one-sidedly)
     client: Release ->   server: Alive                         (that reading has ended)
+    client: Point   ->   server: Pointed                       (host memory, to be read one-sidedly)
+    client: Stood   ->   server: Found                         (which of it did not change until now)
 
 `Beat` and `Return` may come twice, late or for leases that nobody knows: the answer says so and nothing else happens.
 """
@@ -131,6 +133,33 @@ class Release(Message, frozen=True):
     lease: LeaseName
 
 
+class Point(Message, frozen=True):
+    """Where are these, that I may read them myself? Until `Stood`, or the end of the connection."""
+
+    keys: tuple[bytes, ...]
+
+
+class Pointed(Message, frozen=True, kw_only=True):
+    """The row of each key and its turn, which changes before the row does; row -1: it is not there. A row begins `stride`
+    bytes after the one before it.
+
+    `agent` is what the transport needs to know of this side; where it is empty, `never` says why that will stay so, and
+    without a reason it is to be asked for again.
+    """
+
+    agent: bytes
+    start: int = 0
+    stride: int = 0
+    rows: tuple[tuple[int, int], ...] = ()
+    never: str = ""
+
+
+class Stood(Message, frozen=True):
+    """I read no more. Which of these rows are in the same turn as they were?"""
+
+    rows: tuple[tuple[int, int], ...]
+
+
 class Chunks(Message, frozen=True):
     """For each key or place, how many bytes of it follow; 0: it is not there."""
 
@@ -139,7 +168,23 @@ class Chunks(Message, frozen=True):
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(
-    Hello | Welcome | Refused | Find | Found | Fetch | Chunks | Take | Beat | Return | Alive | Reach | Reached | Release
+    Hello
+    | Welcome
+    | Refused
+    | Find
+    | Found
+    | Fetch
+    | Chunks
+    | Take
+    | Beat
+    | Return
+    | Alive
+    | Reach
+    | Reached
+    | Release
+    | Point
+    | Pointed
+    | Stood
 )
 M = TypeVar("M", bound=Message)
 

@@ -28,6 +28,7 @@ from octavo.features.transfer.data.api import Tier
 from octavo.features.transfer.data.handover import HandoverAgent
 from octavo.features.transfer.data.lane import Lane, Outbox
 from octavo.features.transfer.data.ledger import RowLedger
+from octavo.features.transfer.data.peer_rows import RowPointer
 from octavo.features.transfer.data.peer_server import PeerDoor, RowGiver
 from octavo.features.transfer.data.probe import measure
 from octavo.features.transfer.data.regions import HostRegion, KVRegion, regions_of
@@ -108,6 +109,7 @@ class TransferAgent(NullPart):
         read = measure(self._addresses, self._tiers, seal)
         self._speeds.update({tier_speed(name): per_s for name, per_s in read.items()})
         self._door.serve(RowGiver(self._ledger, seal), seal)
+        self._door.serve(RowPointer(self._ledger, self._host), seal)
 
     # ---- steps --------------------------------------------------------------------------------
 

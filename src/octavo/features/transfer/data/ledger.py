@@ -1,7 +1,7 @@
 """Which key's chunk is in which row of host memory, as far as bytes go: for readers beside the engine's own.
 
-Promises: a copy that `copy_out` gives is of one moment, whole, and of the key that was asked for; a row that is being
-written to is nobody's.
+Promises: a copy that `copy_out` gives is of one moment, whole, and of the key that was asked for; so is one that somebody
+took between `where` and a `stood` that is true; a row that is being written to is nobody's.
 Does not know: pins or eviction: the row's owner may take it at any time, and then a copy fails.
 
 The owner says `begin` before the first byte of a row changes, and `end` when the row holds what it should.
@@ -40,6 +40,17 @@ class RowLedger:
     def __contains__(self, key: bytes) -> bool:
         with self._lock:
             return key in self._row_of
+
+    def where(self, key: bytes) -> tuple[int, int] | None:
+        """The key's row and its turn, for somebody who reads the row and then asks whether it `stood`."""
+        with self._lock:
+            row = self._row_of.get(key)
+            return None if row is None else (row, self._turn[row])
+
+    def stood(self, row: int, turn: int) -> bool:
+        """Since that turn nobody has begun to write to the row: what was read of it until now is whole."""
+        with self._lock:
+            return self._turn.get(row) == turn
 
     def copy_out(self, key: bytes, length: int) -> bytearray | None:
         """The first `length` bytes of the key's row; None when it is not there, or was taken meanwhile."""

@@ -157,6 +157,11 @@ class HostRegion:
         out: Bytes = self._rows[row]
         return out
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Address and bytes of all rows, which follow each other."""
+        return self._memory.ctypes.data, self._memory.nbytes
+
     def wants_ahead(self, row: int) -> bool:
         """True when `row`, now in use, is close to those that the system has given no memory for; then `make_ready` is
         to be called, by one thread, and not by one that steps wait for."""

@@ -1,21 +1,22 @@
-"""Another engine's host memory as a tier: read over TCP, never written (TIR-32).
+"""Another engine's host memory as a tier: read over TCP, or by NIXL where that is asked for; never written (TIR-32).
 
 Promises: a peer that is gone, slow, frozen or of another model makes misses, each call as a whole within `TIMEOUT_S` and
 what its bytes take at `LEAST_BYTES_PER_S`, and is then left alone for a while; why it was refused is said once.
 Does not know: what a chunk holds, or how the peer keeps it (see `peer_server`).
 """
 
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from octavo.features.transfer.address import TierAddress, parse_listen
+from octavo.features.transfer.address import NIXL, TierAddress, parse_listen
 from octavo.features.transfer.data.api import Bytes
 from octavo.features.transfer.data.connection import Connection
 from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.one_sided import FarMemory
+from octavo.features.transfer.data.peer_rows import RowReader, open_far
 from octavo.features.transfer.data.seal import Seal
-from octavo.features.transfer.data.timed import seconds_for
+from octavo.features.transfer.data.timed import TimedSocket, seconds_for
 from octavo.features.transfer.wire import (
     MOST_KEYS,
     Chunks,
@@ -38,14 +39,16 @@ class PeerTier:
     Owns: the connection.
     """
 
-    def __init__(self, host: str, port: int, seal: Seal, health: Health) -> None:
+    def __init__(self, host: str, port: int, seal: Seal, health: Health, far: FarMemory | None = None) -> None:
+        """`far`: reads what the peer points at; without it the peer sends."""
         self._address = (host, port)
+        self._reader = None if far is None else RowReader(far, seal)
         self._seal = seal
         self._health = health
         self._connection: Connection | None = None
 
     def find(self, keys: Sequence[bytes]) -> list[bool]:
-        def ask(connection: socket.socket) -> list[bool]:
+        def ask(connection: TimedSocket) -> list[bool]:
             good: list[bool] = []
             for start in range(0, len(keys), MOST_KEYS):
                 part = tuple(keys[start : start + MOST_KEYS])
@@ -61,7 +64,13 @@ class PeerTier:
     def read(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
         good = [False] * len(keys)
 
-        def fetch(connection: socket.socket) -> None:
+        def fetch(connection: TimedSocket) -> None:
+            if self._reader is not None:
+                never = self._reader.read(connection, keys, rows, good)
+                if never is None:
+                    return
+                if never:
+                    self._health.note("tcp", f"it is read over TCP: {never}")
             for start in range(0, len(keys), MOST_KEYS):
                 part = tuple(keys[start : start + MOST_KEYS])
                 send(connection, Fetch(part))
@@ -75,7 +84,7 @@ class PeerTier:
         self._try(fetch, None, sum(self._seal.length(key) for key in keys))
         return good
 
-    def _take(self, connection: socket.socket, key: bytes, size: int, row: Bytes) -> bool:
+    def _take(self, connection: TimedSocket, key: bytes, size: int, row: Bytes) -> bool:
         head_bytes, length = self._seal.head_bytes(key), self._seal.length(key)
         if size != head_bytes + length:
             raise WireError(f"a chunk of {size} bytes cannot be one of ours")
@@ -88,7 +97,7 @@ class PeerTier:
     def write(self, keys: Sequence[bytes], rows: Sequence[Bytes]) -> list[bool]:
         return [False] * len(keys)
 
-    def _try(self, call: Callable[[socket.socket], T], otherwise: T, num_bytes: int = 0) -> T:
+    def _try(self, call: Callable[[TimedSocket], T], otherwise: T, num_bytes: int = 0) -> T:
         """Ask, where the peer is asked at all, for an answer of at most so many bytes."""
         if self._health.rests:
             return otherwise
@@ -114,6 +123,8 @@ class PeerTier:
         self._drop()
 
 
-def make(address: TierAddress, seal: Seal, health: Health) -> PeerTier:
-    """The tier of a `peer://` address."""
-    return PeerTier(*parse_listen(address.place), seal, health)
+def make(address: TierAddress, seal: Seal, health: Health, far: FarMemory | None = None) -> PeerTier:
+    """The tier of a `peer://` address. `far`: what its threads share, where it is read by NIXL. Raises `ConfigError`."""
+    if far is None and address.transport == NIXL:
+        far = open_far(address, seal)
+    return PeerTier(*parse_listen(address.place), seal, health, far)

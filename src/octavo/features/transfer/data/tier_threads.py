@@ -10,9 +10,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
-from octavo.features.transfer.address import TierAddress
+from octavo.features.transfer.address import NIXL, TierAddress
 from octavo.features.transfer.data.api import Bytes, Tier
 from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.seal import Seal
@@ -27,6 +28,7 @@ TIERS: Final = {
     "s3": "octavo.features.transfer.data.tier_s3:make",
     "peer": "octavo.features.transfer.data.tier_peer:make",
 }
+FAR: Final = "octavo.features.transfer.data.peer_rows:open_far"
 FINDERS: Final = 2
 READERS: Final = 4
 WRITERS: Final = 1
@@ -124,7 +126,9 @@ class TierThreads:
 
     def __init__(self, address: TierAddress, seal: Seal) -> None:
         """Raises `ConfigError` for a tier that cannot be."""
-        make: Callable[[TierAddress, Seal, Health], Tier] = load_target(TIERS[address.kind])
+        make: Callable[..., Tier] = load_target(TIERS[address.kind])
+        if address.transport == NIXL:  # takes half a second to begin: once for all threads
+            make = partial(make, far=load_target(FAR)(address, seal))
         self._name = address.name
         self._health = Health(f"KV tier {address.name}")
         sizes = {TierJobKind.FIND: FINDERS, TierJobKind.READ: READERS, TierJobKind.WRITE: WRITERS}
