@@ -235,6 +235,19 @@ def test_a_tier_that_fails_at_once_is_tried_again_each_time_later_and_is_good_af
     assert standing.trusted and all(standing.may_try(now) for _ in range(10))
 
 
+@pytest.mark.parametrize("silent", [False, True])
+def test_what_was_under_way_when_a_tier_began_to_fail_does_not_make_it_be_left_alone_for_longer(silent):
+    """TIR-17, F34: a server that was frozen for three seconds was left alone for a minute, since each of the writes under
+    way doubled the time."""
+    standing = Standing()
+    for _ in range(40):
+        standing.bad(0.0, silent=silent)
+    assert not standing.may_try(FIRST_S / 2) and standing.may_try(FIRST_S)
+    for _ in range(40):  # the try, and what was still under way
+        standing.bad(FIRST_S, silent=silent)
+    assert not standing.may_try(FIRST_S + 1.9) and standing.may_try(FIRST_S + 2.0)
+
+
 def test_what_is_slow_and_what_is_quick_are_options():
     """TIR-17."""
     slow = Rig(rows=400, high_mark=1e-3, chunk_bytes=1 << 20)

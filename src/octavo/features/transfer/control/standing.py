@@ -1,7 +1,8 @@
 """Whether a tier is worth turning to, from how it did last (TIR-17).
 
 Promises: one that failed several times in a row, or kept silent once, is left alone, first for a second, then for
-twice as long each time, up to a minute; it is tried once in between, and one success makes it as good as any.
+twice as long each time, up to a minute; it is tried once in between, and one success makes it as good as any. Only
+such a try makes the time longer: of what was under way when it began to fail, all fails, and says nothing new.
 Does not know: what was asked of it, or a clock.
 """
 
@@ -14,12 +15,13 @@ MOST_S: Final = 60.0
 
 
 class Standing:
-    """Owns: failures in a row, for how long the tier is left alone, and until when."""
+    """Owns: failures in a row, for how long the tier is left alone, until when, and whether it is being tried."""
 
     def __init__(self) -> None:
         self._failures = 0
         self._rest_s = 0.0
         self._until = -inf
+        self._tried = False
 
     @property
     def trusted(self) -> bool:
@@ -33,15 +35,17 @@ class Standing:
         if now < self._until:
             return False
         self._until = now + self._rest_s
+        self._tried = True
         return True
 
     def good(self) -> None:
         """It did what it was asked."""
-        self._failures, self._rest_s, self._until = 0, 0.0, -inf
+        self._failures, self._rest_s, self._until, self._tried = 0, 0.0, -inf, False
 
     def bad(self, now: float, *, silent: bool = False) -> None:
         """It failed, or, `silent`, did not answer in time: that counts at once."""
+        news = self.trusted or self._tried
         self._failures += TOLERATED if silent else 1
-        if not self.trusted:
+        if news and not self.trusted:
             self._rest_s = min(MOST_S, max(FIRST_S, 2 * self._rest_s))
-            self._until = now + self._rest_s
+            self._until, self._tried = now + self._rest_s, False
