@@ -130,7 +130,7 @@ def live(model: Path, **options: Any) -> Iterator[Live]:
 @contextlib.contextmanager
 def spawn(*args: str, env: dict[str, str] | None = None, start_s: float = 120.0) -> Iterator[Live]:
     """`octavo serve ARGS` as a process of its own on a free port; ended by SIGTERM."""
-    command = [sys.executable, "-P", "-m", "octavo.entrypoints.cli", "serve", *args, "--port", "0"]
+    command = [sys.executable, "-P", "-m", "octavo.entrypoints.cli", "serve", "--port", "0", *args]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
     lines: list[str] = []
     found: list[re.Match[str]] = []

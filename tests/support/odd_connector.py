@@ -1,7 +1,8 @@
 """A connector that misbehaves on demand, for tests of what stands around it.
 
 Promises: what a request gets is decided by its first token; what steps and threads do by files in the folder that the
-environment names: a step hangs while `hang` is there and spins while `spin` is, a thread fails once `fail` is there.
+environment names: a step hangs while `hang` is there, spins while `spin` is and fails once `raise` is; the loop between
+steps hangs while `hang-loop` is there and fails once `raise-loop` is; a thread fails once `fail` is there.
 Does not know: who notices.
 """
 
@@ -27,9 +28,22 @@ class StrangePart(OutputPart, frozen=True):
 
 
 class OddControl(control.NullPart):
-    """Gives requests odd parts at their end."""
+    """Gives requests odd parts at their end, and holds the loop up.
+
+    Owns: the folder's name.
+    """
 
     name = "odd"
+
+    def __init__(self) -> None:
+        self._folder = Path(os.environ.get(FOLDER, "/nonexistent"))
+
+    def next_deadline(self) -> float | None:
+        while (self._folder / "hang-loop").exists():
+            time.sleep(0.02)
+        if (self._folder / "raise-loop").exists():
+            raise ZeroDivisionError("the loop of the odd connector")
+        return None
 
     def on_finish(self, req: Any) -> control.FinishHold:
         first = req.tokens[0]
@@ -57,6 +71,8 @@ class OddData(data.NullPart):
             time.sleep(0.02)
         while (self._folder / "spin").exists():
             pass
+        if (self._folder / "raise").exists():
+            raise ZeroDivisionError("a step of the odd connector")
 
     def _fail_on_demand(self) -> None:
         while not (self._folder / "fail").exists():

@@ -1,12 +1,10 @@
 """A real Redis server, well, gone, frozen, restarted, full, and something else that answers on its port (TIR-31)."""
 
-import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -16,71 +14,15 @@ from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.seal import Seal
 from tests.features.transfer.test_offload import TURNS, run
+from tests.support.redis_server import SERVER
+from tests.support.redis_server import redis_server as server
 
 redis = pytest.importorskip("redis", reason="the package redis is not installed")
 from octavo.features.transfer.data import tier_redis  # noqa: E402
 
-SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
 needs_server = pytest.mark.skipif(SERVER is None, reason="neither redis-server nor valkey-server is installed")
 LENGTH = 40_000
 IDENTITY = {"model": "ours"}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-class Server:
-    """A server on loopback without files. Owns: its process."""
-
-    def __init__(self, port, *options):
-        self.port, self.options = port, options
-        self.start()
-
-    @property
-    def address(self):
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def start(self):
-        self.process = subprocess.Popen(
-            [
-                SERVER,
-                "--port",
-                str(self.port),
-                "--bind",
-                "127.0.0.1",
-                "--save",
-                "",
-                "--appendonly",
-                "no",
-                *self.options,
-            ],
-            stdout=subprocess.DEVNULL,
-        )
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            try:
-                redis.Redis(port=self.port, socket_timeout=1).ping()
-                return
-            except redis.RedisError:
-                time.sleep(0.02)
-        raise RuntimeError("the server did not start")
-
-    def kill(self):
-        self.process.send_signal(signal.SIGCONT)
-        self.process.kill()
-        self.process.wait()
-
-
-@contextmanager
-def server(*options):
-    made = Server(free_port(), *options)
-    try:
-        yield made
-    finally:
-        made.kill()
 
 
 def key(number, group=0):
