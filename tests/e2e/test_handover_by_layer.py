@@ -89,7 +89,7 @@ def test_engines_of_which_one_hands_whole_prompts_over_compute_at_once_and_say_w
 @pytest.mark.slow
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize(
-    "options", [(), ("--async-scheduling", "--max-num-batched-tokens", "24"), ("--no-enable-prefix-caching",)]
+    "options", [(), ("--async-scheduling", "--max-num-batched-tokens", "24"), ("--kv-cache-dtype", "int8")]
 )
 def test_whole_prompts_and_layers_give_the_same_in_any_mode(tmp_path, options, mixed):
     model = checkpoints.tiny_swa(mixed=True) if mixed else checkpoints.tiny_llama()
