@@ -7,7 +7,7 @@ Does not know: why a prompt is saved, or what becomes of a fetch that failed.
 
 A prompt is a folder as in `over_file`, of one file for each layer. In it a block's record lies at its place times the
 length of a record: a seal, and the layer's page. What was not saved in the steps is written when the lease is opened,
-before the folder gets its name, so a prompt that can be seen is whole.
+before the folder gets its name, so a prompt that can be seen is whole, or empty where it could not be written.
 """
 
 import logging
