@@ -4,6 +4,7 @@ OPS-11)."""
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -136,6 +137,7 @@ def test_beyond_the_limit_every_stream_ends_with_an_error_and_the_server_with_1(
         assert log.count("shows no sign of life") == 1 and "3 s (--hang-timeout-s)" in log
         if how == "hang":
             assert "odd_connector.py" in log, "the stacks say where it hung"
+            assert "under way, planned " in log and "row: slot " in log, "and the state at what"
 
 
 def test_a_step_that_computes_for_long_is_well(tmp_path):
@@ -159,3 +161,32 @@ def test_a_draining_server_lives_and_is_not_ready(tmp_path):
         seconds_until(server, 503, "server_stopping", "/ready")
         assert probe(server) == (200, None)
         assert reader.end() == "[DONE]"
+
+
+@pytest.mark.parametrize("more", [[], ["--no-multiprocessing"]], ids=["processes", "one process"])
+def test_a_step_that_hangs_can_be_looked_into_and_goes_on(tmp_path, more):
+    """OPS-3: the stacks, the scheduler's state, and the batch of the step that hangs."""
+    env = {"PYTHONPATH": str(ROOT), FOLDER: str(tmp_path)}
+    options = [*OPTIONS, "--kv-connector", PATH, "--max-num-seqs", "1", "--no-async-scheduling", *more]
+    with spawn(str(checkpoints.tiny_llama()), *options, env=env) as server:
+        reader = Reader(server)
+        waits = threading.Thread(target=server.text, args=("zebra",), kwargs={"max_tokens": 2})
+        waits.start()
+        server.wait_metrics(requests_running=1.0, requests_waiting=1.0)
+        (tmp_path / "hang").touch()
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGUSR1)
+        told = lambda: [line for line in server.lines if "octavo: dump: " in line]  # noqa: E731
+        assert wait_until(lambda: any("  waiting: " in line for line in told()), PATIENCE_S), server.lines
+        text = "".join(told())
+        assert re.search(r"last step: \d+, under way, planned [\d.]+ s ago", text)
+        assert re.search(r"batch: 1 rows, 1 tokens, 0 new rows", text)
+        assert re.search(r"row: slot 0, \S+: positions (\d+) to \1, samples", text)
+        assert "scheduler: 1 running, 1 waiting" in text
+        assert re.search(r"KV pool: \d+ of 512 blocks free", text)
+        assert re.search(r"running: \S+: slot 0, \d+ of \d+ tokens computed \(3 of the prompt", text)
+        assert "odd_connector.py" in "".join(server.lines) and "zebra" not in text
+        (tmp_path / "hang").unlink()
+        reader.end()
+        waits.join(30)
+        assert not waits.is_alive()

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.support import checkpoints
+from tests.support.http_server import wait_until
 from tests.support.live import spawn
 
 OPTIONS = ["--dtype", "float32", "--num-threads", "1", "--num-kv-blocks", "512", "--block-size", "16"]
@@ -121,14 +122,15 @@ def test_a_killed_engine_ends_every_stream_with_an_error_and_the_server_with_1(s
     assert wait_exit(server, 10)[0] == 1
 
 
-def test_a_hang_can_be_looked_into(server):
+def test_one_signal_shows_where_every_thread_of_both_processes_stands(server):
+    """OPS-3: stacks and state of the server and its engine, who both go on."""
     (engine,) = children(server.process.pid)
-    for pid in (server.process.pid, engine):
-        os.kill(pid, signal.SIGUSR1)
-    end = time.monotonic() + 10
-    while sum("Current thread" in line for line in server.lines) < 2 and time.monotonic() < end:
-        time.sleep(0.05)
-    assert sum("Current thread" in line for line in server.lines) == 2, "both show where their threads stand"
+    os.kill(server.process.pid, signal.SIGUSR1)
+    assert wait_until(lambda: any("KV pool: " in line for line in server.lines), 10), server.lines
+    text = "".join(server.lines)
+    assert text.count("Current thread") == 2
+    assert f"process {server.process.pid} (server)" in text and f"process {engine} (engine)" in text
+    assert "dump: no step was planned yet" in text and "dump: scheduler: 0 running, 0 waiting" in text
     assert server.text("hello", max_tokens=2), "both go on"
 
 

@@ -5,7 +5,6 @@ the process; what one request brings that cannot be read, or gets that cannot be
 Does not know: the scheduler, or text. The protocol is that of `process`.
 """
 
-import faulthandler
 import os
 import shutil
 import signal
@@ -25,6 +24,7 @@ from octavo.base.interpreter import leave_interrupts
 from octavo.base.outputs import EngineOutputs, RequestDelta
 from octavo.base.requests import Abort, AdminReply
 from octavo.base.types import FinishReason
+from octavo.engine.dump import HangDump
 from octavo.engine.loop import EngineLoop
 from octavo.engine.messages import Boot, Bye, Down, Entered, Failed, Log, Ready, Up
 from octavo.engine.pulse import BEAT_S
@@ -123,7 +123,8 @@ class _Life:
 
 def main() -> int:
     """Run an engine for the parent that started us."""
-    faulthandler.register(signal.SIGUSR1)  # where every thread stands, to standard error (OPS-3)
+    dump = HangDump("engine")
+    dump.write_from_a_thread()
     leave_interrupts()
     with suppress(Exception):  # slow, so it is done while the parent reads the model's files; told by `build_core`
         load_target("octavo.platforms.lean:import_torch")()
@@ -139,7 +140,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: life.stop.set())
     code = 1
     try:
-        _serve(boot, context, sender, life)
+        _serve(boot, context, sender, life, dump)
         code = 0
     except OctavoError as error:
         _debug(boot.debug)
@@ -155,7 +156,7 @@ def main() -> int:
     return code
 
 
-def _serve(boot: Boot, context: "zmq.Context[zmq.Socket[bytes]]", sender: _Sender, life: _Life) -> None:
+def _serve(boot: Boot, context: "zmq.Context[zmq.Socket[bytes]]", sender: _Sender, life: _Life, dump: HangDump) -> None:
     """Start the engine, and let it run until told to stop."""
     required = boot.config.plugins.require_plugin or ()
     load_general(boot.plugins, required, lambda line: sender.send(Log(line)))
@@ -175,6 +176,7 @@ def _serve(boot: Boot, context: "zmq.Context[zmq.Socket[bytes]]", sender: _Sende
 
     loop = EngineLoop(started.core, on_outputs=tell, on_reply=sender.reply, on_death=life.died)
     loop.start()
+    dump.describe = loop.describe
     give_back()
     sender.send(Ready(started.report, os.getpid()))
     beats = _Beats(sender, loop)

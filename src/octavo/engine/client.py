@@ -129,6 +129,10 @@ class InprocClient:
     def beat(self) -> Beat | None:
         return None if self._loop is None else self._loop.beat()
 
+    def describe(self) -> list[str]:
+        """What the engine is at, for people; from any thread."""
+        return ["the engine has not started yet"] if self._loop is None else self._loop.describe()
+
     def give_up(self, error: Exception) -> None:
         if self._error is None:
             self._error = error

@@ -39,6 +39,7 @@ class SchedulerApi(Protocol):
     def settled(self) -> bool: ...
     def close(self) -> None: ...
     def stats(self) -> StatsSnapshot: ...
+    def describe(self, plan: StepPlan | None) -> list[str]: ...
 
 
 class ApplierApi(Protocol):
@@ -56,7 +57,7 @@ def _no_events() -> tuple[CacheEvent, ...]:
 class EngineCore:
     """Drives scheduler and executor. `take_events` gives what happened to the prefix cache since it was last asked.
 
-    Owns: the flight (plans submitted and not yet applied) and the deltas of requests refused on arrival.
+    Owns: the flight (plans submitted and not yet applied), the last plan and its moment, and the deltas of requests refused on arrival.
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class EngineCore:
         self._take_events = take_events
         self._flight: deque[tuple[StepPlan, StepHandle]] = deque()
         self._refused: list[RequestDelta] = []
+        self._last: tuple[StepPlan, float] | None = None  # for `describe`; also while it is being submitted
+        self._applied = -1
         self._calls: dict[str, Callable[..., Any]] = {
             "reset_prefix_cache": scheduler.reset_prefix_cache,
             "pause": scheduler.pause,
@@ -115,6 +118,7 @@ class EngineCore:
     def step(self) -> EngineOutputs | None:
         """Fill the flight, wait for its oldest step, apply it. None: there was nothing to do."""
         while len(self._flight) < self._depth and (plan := self._scheduler.schedule()):
+            self._last = plan, time.monotonic()
             self._flight.append((plan, self._executor.submit(plan)))
             if len(self._flight) == 1:
                 self._supply()
@@ -122,6 +126,7 @@ class EngineCore:
             return self._with_changes(self._with_refused(self._applier.flush()))
         plan, handle = self._flight.popleft()
         outputs = self._applier.apply(plan, handle.result())
+        self._applied = plan.seq
         self._supply()
         return self._with_changes(self._with_refused(outputs))
 
@@ -159,6 +164,15 @@ class EngineCore:
     def progress(self) -> tuple[int, float]:
         """What the worker has done (it only grows) and its processor time in seconds; from any thread."""
         return self._executor.progress()
+
+    def describe(self) -> list[str]:
+        """The last step and the scheduler's state, for people; from any thread, whatever the step is doing (OPS-3)."""
+        if self._last is None:
+            return ["no step was planned yet", *self._scheduler.describe(None)]
+        plan, began_s = self._last
+        state = "done" if plan.seq <= self._applied else "under way"
+        ago_s = time.monotonic() - began_s
+        return [f"last step: {plan.seq}, {state}, planned {ago_s:.1f} s ago", *self._scheduler.describe(plan)]
 
     def stop(self) -> None:
         """The scheduler's parts end, then the executor does (TIR-21)."""

@@ -71,6 +71,14 @@ class EngineLoop:
         steps, cpu_s = self._core.progress()
         return Beat(now_s, resting, self._done + steps, cpu_s + cpu_seconds(self._thread.native_id or 0), healthy)
 
+    def describe(self) -> list[str]:
+        """What it is at, for people; from any thread, whatever this one does (OPS-3)."""
+        rests = "rests" if self._resting else "works" if self._thread.is_alive() else "has ended"
+        return [
+            f"the engine {rests}; {self._done} steps and messages handled, {self._inbox.qsize()} messages wait",
+            *self._core.describe(),
+        ]
+
     def _run(self) -> None:
         try:
             while self._drain():

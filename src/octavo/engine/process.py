@@ -33,6 +33,7 @@ from octavo.base.phases import Enter
 from octavo.base.requests import Abort, AdminReply, EngineRequest, Submit
 from octavo.config.schema import EngineConfig
 from octavo.engine.client import CallTable
+from octavo.engine.dump import DUMP_SIGNAL
 from octavo.engine.messages import Boot, Bye, Down, Entered, Failed, Log, Ready, Up
 from octavo.engine.pulse import Beat
 from octavo.engine.spawn import Process, start_process
@@ -146,7 +147,7 @@ class SocketClient:
     def give_up(self, error: Exception) -> None:
         self._given_up = True
         with suppress(OSError):
-            self._child.send_signal(signal.SIGUSR1)  # where it hangs, to standard error
+            self._child.send_signal(DUMP_SIGNAL)  # where it hangs, to standard error
         self._died(error)
 
     def close(self) -> None:

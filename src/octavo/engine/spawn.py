@@ -13,13 +13,14 @@ from typing import Any
 
 from octavo.base.interpreter import interrupts_held, module_command
 from octavo.config.env import compute_environment
+from octavo.engine.dump import held_back
 
 Process = subprocess.Popen[bytes]
 
 
 def start_process() -> Process:
     """A new engine process; it imports what it needs and waits to be told what to run."""
-    with interrupts_held():
+    with interrupts_held(), held_back():
         return subprocess.Popen(
             module_command("octavo.engine.child"),
             stdin=subprocess.PIPE,

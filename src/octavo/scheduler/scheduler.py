@@ -16,6 +16,7 @@ from octavo.base.step import Ints, PlanPart, StepPlan, as_ints
 from octavo.base.types import FinishReason, RequestState
 from octavo.kvcache.hashing import BlockHasher, HashChain
 from octavo.kvcache.manager import KVCacheManager, PrefixHit
+from octavo.scheduler.describe import batch_lines, state_lines
 from octavo.scheduler.draft import StepDraft, TokenBudget
 from octavo.scheduler.ledger import Flight, Ledger
 from octavo.scheduler.limits import MAX_PROMPTS_SIDE_BY_SIDE, SchedulerLimits, fair_chunk, fair_needs
@@ -401,6 +402,14 @@ class Scheduler:
         """
         parts_done = [part.reset() for part in self._parts]
         return self._kv.reset_prefix_cache() and all(parts_done)
+
+    def describe(self, plan: StepPlan | None) -> list[str]:
+        """The state of this moment and the rows of `plan`, for people; from any thread (see `describe`)."""
+        running, waiting = list(self._order.running), list(self._order.waiting())
+        others = max(0, len(self.ledger.requests) - len(running) - len(waiting))
+        lines = state_lines(running, waiting, others, self._kv.stats(), paused=self._paused, now_s=self._clock())
+        slots = {req.slot: req.request_id for req in running if req.slot is not None}
+        return lines if plan is None else [*batch_lines(plan, slots), *lines]
 
     def close(self) -> None:
         """Parts end."""

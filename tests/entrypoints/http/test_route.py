@@ -503,6 +503,8 @@ def test_the_context_is_the_shortest_on_the_way(roles: str) -> None:
         a.length, b.length = 512, 256
         ways = {"plain": [a, b]} if roles == "plain" else {"prefill": [b], "decode": [a]}
         with routed(**ways) as router:
+            router.wait_state(a, "up")
+            router.wait_state(b, "up")
             (card,) = router.http.get("/v1/models").json()["data"]
             assert card["max_model_len"] == 256
             b.stop()

@@ -6,12 +6,11 @@ Does not know: routes (see `entrypoints.http.route`).
 """
 
 import asyncio
-import faulthandler
-import signal
 import sys
 
 from octavo.base.loops import new_event_loop
 from octavo.config.schema import RouterConfig, ServerConfig
+from octavo.engine.dump import HangDump
 from octavo.entrypoints.commands.http_life import Life
 from octavo.entrypoints.commands.serve import Opening
 from octavo.entrypoints.http.edge import random_id
@@ -21,7 +20,7 @@ from octavo.features.router.addresses import Address
 
 def run(addresses: tuple[Address, ...], config: RouterConfig, server: ServerConfig, opening: Opening) -> int:
     """Route on the open port; the exit code."""
-    faulthandler.register(signal.SIGUSR1)  # where every thread stands, to standard error (OPS-3)
+    HangDump("router").describe = lambda: [f"routes to {len(addresses)} servers"]
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_route(addresses, config, server, opening))
 

@@ -6,14 +6,15 @@ Does not know: routes (see `entrypoints.http.app`).
 """
 
 import asyncio
-import faulthandler
 import logging
-import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from octavo.base.loops import new_event_loop
 from octavo.config.schema import ServerConfig
+from octavo.engine.client import InprocClient
+from octavo.engine.dump import HangDump
 from octavo.engine.spawn import Process
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress, summary
@@ -32,14 +33,23 @@ TELL_S = 0.5  # for errors to reach clients
 
 def run(call: Call, config: ServerConfig, opening: Opening, process: Process | None) -> int:
     """Start the engine in `process` (None: in this one) and serve on the open port; the exit code."""
-    faulthandler.register(signal.SIGUSR1)  # where every thread stands, to standard error (OPS-3)
+    dump = HangDump("server", child=process)
+    dump.describe = lambda: [f"starting: {opening.phases.now().phase}"]
     show = progress(began_s=opening.phases.began_s)
     online = open_online(call.given, show, call.env, process=process, enter=opening.phases.enter)
+    dump.describe = partial(_state, online)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_serve(online, config, opening, show))
     finally:
         online.close()
+
+
+def _state(online: OnlineFront) -> list[str]:
+    """What the server is at, and the engine if it is in this process, for who looks into a hang (OPS-3)."""
+    client, stats = online.client, online.front.stats.snapshot
+    heard = f"last heard of the engine: {stats.num_running} running, {stats.num_waiting} waiting"
+    return [heard, *client.describe()] if isinstance(client, InprocClient) else [heard]
 
 
 def sampling_line(info: EngineInfo) -> str:
