@@ -199,3 +199,20 @@ def test_a_block_that_cannot_be_put_anywhere_is_reported(ends):
     job = PullJob(job=1, lease=LEASE, places=((0,), ()), blocks=((0,), ()))
     taking.pull(Pull(job, lambda *_: 1 // 0, done.put))
     assert "division" in done.get(timeout=10).error
+
+
+@pytest.mark.parametrize("ahead_s", [-7200, 7200])
+def test_a_clock_that_is_wrong_removes_nobody_s_prompt_and_keeps_none(ends, tmp_path, monkeypatch, ahead_s):
+    """PDX-8: a machine's clock that jumps, or is not that of the folder."""
+    (giving, _), (_, taking) = ends(Role.PRODUCER), ends(Role.CONSUMER)
+    giving.open(LEASE, TABLES)
+    giving.open("old", TABLES)
+    news(giving, LeaseEvent("old", LeaseNews.DONE))
+    past = time.time() - over_file.KEEP_S - 1
+    os.utime(next(tmp_path.glob("*/old")), (past, past))
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + ahead_s)
+    giving.open("c3", TABLES)
+    news(giving, LeaseEvent("c3", LeaseNews.DONE))
+    assert start(taking)[0].get(timeout=10).good == (True,) * 5
+    assert not list(tmp_path.glob("*/old"))

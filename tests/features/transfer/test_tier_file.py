@@ -2,13 +2,14 @@
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.features.transfer.data.folder import RESCAN_S
+from octavo.features.transfer.data.folder import FRESH_S, RESCAN_S
 from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.seal import HEADER, Seal
 from octavo.features.transfer.data.tier_file import FileTier
@@ -149,10 +150,13 @@ def test_what_dead_processes_left_half_written_is_cleared_away(tmp_path):
         os._exit(0)
     os.waitpid(pid, 0)
     dead, mine = folder / f".{pid}.1.part", folder / f".{os.getpid()}.99.part"
-    dead.write_bytes(b"half")
-    mine.write_bytes(b"half")
+    elsewhere = folder / f".{pid}.2.part"  # of a process that cannot be seen from here, for all one knows
+    for path in (dead, mine, elsewhere):
+        path.write_bytes(b"half")
+    old = time.time() - FRESH_S - 1
+    os.utime(dead, (old, old))
     made.write([key(1)], [chunk(1)])
-    assert not dead.exists() and mine.exists()
+    assert not dead.exists() and mine.exists() and elsewhere.exists()
 
 
 def test_a_disk_that_cannot_be_written_to_loses_stores_and_nothing_else(tmp_path, monkeypatch):
@@ -197,3 +201,22 @@ def test_a_folder_that_may_not_be_looked_into_is_a_miss_and_said_once(tmp_path, 
     looks = [record.getMessage() for record in caplog.records if "looked at" in record.getMessage()]
     assert len(looks) == 1 and os.strerror(number) in looks[0] and str(tmp_path) in looks[0]
     assert made.find([key(1)]) == [True]
+
+
+def test_a_file_that_gets_its_name_while_the_folder_is_counted_is_counted(tmp_path, monkeypatch):
+    """F39: two engines on one folder held a block more than its limit."""
+    made = tier(tmp_path, limit=2 * (HEAD + LENGTH))
+    made.write([key(1)], [chunk(1)])
+    (path,) = files(tmp_path)
+    part = path.with_name(f".{os.getpid()}.7.part")
+    path.rename(part)
+    walk = os.walk
+
+    def late(root):
+        for folder, below, names in walk(root):
+            yield folder, below, names if not part.exists() or part.name not in names else (part.rename(path), names)[1]
+
+    monkeypatch.setattr(os, "walk", late)
+    again = tier(tmp_path, limit=2 * (HEAD + LENGTH))
+    assert again.write([key(2), key(3)], [chunk(2), chunk(3)]) == [True] * 2
+    assert not part.exists() and len(files(tmp_path)) == 2

@@ -14,7 +14,7 @@ import os
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,6 +22,8 @@ RESCAN_S: Final = 60.0  # others write to the folder too
 LOCK_S: Final = 1.0  # for a lock; one that is held for longer is held by somebody who was stopped
 LOCK_AGAIN_S: Final = 0.002
 STALE_S: Final = 3600.0  # age of a half-written file that nobody can be working on
+FRESH_S: Final = 60.0  # of one that somebody may be working on whose process is not seen from here, as in a container
+LOOKS_AGAIN: Final = 3  # at a folder in which files got their names while it was looked at
 LEDGER: Final = ".octavo-ledger"
 NUMBER: Final = struct.Struct("<q")
 
@@ -109,14 +111,12 @@ class SharedFolder:
 
     def _walk(self) -> Iterator[tuple[int, Path, int]]:
         for folder, _, names in os.walk(self._root):
-            for name in names:
-                path = Path(folder, name)
-                with contextlib.suppress(OSError):
-                    facts = path.stat()
-                    if name.endswith(".part") and _is_left(name, time.time() - facts.st_mtime):
-                        path.unlink()
-                    elif name.endswith((".kv", ".part")):
-                        yield facts.st_mtime_ns, path, facts.st_size
+            found, is_whole = _look_at(folder, names)
+            for _ in range(LOOKS_AGAIN):
+                if is_whole:
+                    break
+                found, is_whole = _look_at(folder, os.listdir(folder))
+            yield from found
 
     # ---- the ledger -----------------------------------------------------------------------------
 
@@ -169,8 +169,29 @@ def _lock(descriptor: int) -> bool:
             return False
 
 
+def _look_at(folder: str, names: Iterable[str]) -> tuple[list[tuple[int, Path, int]], bool]:
+    """The files of these names; and False when one got its name since they were listed, and is among them by none.
+
+    What dead processes left half-written is removed.
+    """
+    found, is_whole = [], True
+    for name in names:
+        path = Path(folder, name)
+        try:
+            facts = path.stat()
+            if name.endswith(".part") and _is_left(name, time.time() - facts.st_mtime):
+                path.unlink()
+            elif name.endswith((".kv", ".part")):
+                found.append((facts.st_mtime_ns, path, facts.st_size))
+        except OSError:
+            is_whole = is_whole and not name.endswith(".part")
+    return found, is_whole
+
+
 def _is_left(name: str, age_s: float) -> bool:
     """True for a half-written file whose writer is gone."""
+    if abs(age_s) < FRESH_S:
+        return False
     digits = name.lstrip(".").partition(".")[0]
     if not digits.isdigit() or age_s > STALE_S:
         return True

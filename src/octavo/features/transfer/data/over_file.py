@@ -77,7 +77,8 @@ class Shelf:
     def sweep(self) -> None:
         """Remove what nobody has touched for long, from a folder that is made again if somebody deleted it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        old = time.time() - KEEP_S
+        os.utime(self.folder)  # by the clock that dates what is in it, which need not be this machine's
+        old = self.folder.stat().st_mtime - KEEP_S
         for each in self.folder.iterdir():
             with contextlib.suppress(OSError):
                 if each.stat().st_mtime < old:
