@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-import httpx
+import httpx2
 
 
 def conversation(number: int, tokens: int) -> list[int]:
@@ -63,7 +63,7 @@ def first_token(url: str, prompt: list[int], **more: object) -> tuple[float, dic
     """Seconds to an answer of one token."""
     body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **more}
     began = time.perf_counter()
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=600)
+    answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=600)
     seconds = time.perf_counter() - began
     answer.raise_for_status()
     return seconds, answer.json()
@@ -85,9 +85,9 @@ def measure(call: argparse.Namespace, transport: str) -> dict[str, list[float]]:
             fetched, one = first_token(consumer, prompt, kv_transfer_params=kept["kv_transfer_params"])
             whole = time.perf_counter() - began
             for engine in (producer, consumer):
-                httpx.post(f"{engine}/reset_prefix_cache").raise_for_status()
+                httpx2.post(f"{engine}/reset_prefix_cache").raise_for_status()
             computed, two = first_token(consumer, prompt)
-            httpx.post(f"{consumer}/reset_prefix_cache").raise_for_status()
+            httpx2.post(f"{consumer}/reset_prefix_cache").raise_for_status()
             if one["choices"][0]["token_ids"] != two["choices"][0]["token_ids"]:  # type: ignore[index]
                 raise SystemExit("the first token is another one: the hand-over changed the text")
             details = one["usage"]["prompt_tokens_details"]  # type: ignore[index]

@@ -35,7 +35,7 @@ from octavo import LLM, SamplingParams
 
 with LLM() as llm:
     for output in llm.generate(["The capital of France is", "Prime numbers are"], SamplingParams(temperature=0)):
-        print(output.prompt, output.outputs[0].text)
+        print(output.prompt + output.outputs[0].text)
 """
 
 

@@ -42,8 +42,18 @@ def pip(*args: str, capture: bool = False) -> str:
     command = [str(PYTHON), "-P", "-m", "pip", "--disable-pip-version-check", *args]
     done = subprocess.run(command, stdout=subprocess.PIPE if capture else None, text=True, check=False)
     if done.returncode:
-        fail(f"pip could not do '{' '.join(args[:4])} ...'; its own message is above.")
+        fail(f"{failed(list(args))} pip's own message is above.")
     return done.stdout or ""
+
+
+def failed(args: list[str]) -> str:
+    """What pip could not do, and what to look at."""
+    index = os.environ.get("TORCH_INDEX")
+    if index and "--index-url" in args:
+        return (
+            f"pip got no {args[-1]} from TORCH_INDEX={index}: is this the index of CPU builds, and can it be reached?"
+        )
+    return f"pip could not do '{' '.join(args[:4])} ...': can it reach its package index?"
 
 
 def has_gpu() -> bool:
@@ -77,8 +87,8 @@ def refuse_cuda_without_gpu(requirement: str) -> None:
     if gpu_needs and "+cpu" not in found["metadata"]["version"]:
         fail(
             f"pip would install the CUDA build of {requirement} (about 3 GB with what it needs), and this machine has "
-            "no GPU. Point pip at a CPU build: TORCH_INDEX=URL make venv, with the index that pytorch.org names under "
-            "Get Started, pip, CPU; or TORCH_CUDA=1 make venv to take it all the same."
+            "no GPU. Run the same make command with TORCH_INDEX=URL before it, where URL is the index of CPU builds "
+            "that pytorch.org names under Get Started, pip, CPU; or with TORCH_CUDA=1 to take the CUDA build all the same."
         )
 
 

@@ -84,6 +84,7 @@ def test_a_number_of_blocks_wins_over_sizes():
         ({"cache": CacheConfig(kv_role="producer", kv_lease_s=0.0)}, "--kv-lease-s must be above 0"),
         ({"cache": CacheConfig(kv_role="producer", kv_lease_s=float("nan"))}, "--kv-lease-s must be above 0"),
         ({"cache": CacheConfig(kv_role="producer", kv_lease_s=1e6)}, "--kv-lease-s must be above 0 and at most 86400"),
+        ({"cache": CacheConfig(kv_role="both")}, "--kv-role both: consumers must reach this engine; give --kv-listen"),
         ({"cache": CacheConfig(kv_allow=("10.0.0.1",))}, "--kv-allow is for a hand-over of prompts; give --kv-role"),
         ({"cache": CacheConfig(kv_by_layer=True)}, "--kv-by-layer is for a hand-over of prompts; give --kv-role"),
         ({"cache": CacheConfig(kv_transport="nixl", kv_tier=("host",))}, "--kv-transport is for a hand-over"),

@@ -39,7 +39,7 @@ def test_the_walk_through_works_as_it_stands():
             code = code.replace(f"http://127.0.0.1:{port}", server.url)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(code, str(GUIDE), "exec"), {"MODEL": server.model})
+            exec(compile(code, str(GUIDE), "exec"), {})  # nothing that the page does not say
         answer, details = printed.getvalue().rsplit("\n", 2)[:2]
         assert answer == server.text("Once upon a time there was an engine that", max_tokens=32)
         assert "'remote': " in details

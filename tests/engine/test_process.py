@@ -1,6 +1,7 @@
 """A real engine process: it serves, dies loudly, never outlives its parent, and leaves nothing behind."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,12 +20,13 @@ from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelC
 from octavo.engine.process import SocketClient
 from octavo.engine.spawn import process_ahead, start_process
 from tests.support import checkpoints
+from tests.support.ports import free_port
 
 
-def config(path, **model):
+def config(path, tiers=None, **model):
     return EngineConfig(
         model=ModelConfig(model=str(path), dtype="float32", max_model_len=512, **model),
-        cache=CacheConfig(num_kv_blocks=64, block_size=16),
+        cache=CacheConfig(num_kv_blocks=64, block_size=16, kv_tier=tiers),
         device=DeviceConfig(num_threads=1),
     )
 
@@ -35,10 +37,10 @@ class Front:
     Owns: the client, tokens by request, finished requests, and the error that ended the engine.
     """
 
-    def __init__(self, path):
+    def __init__(self, path, tiers=None):
         self.tokens, self.finished, self.death = {}, {}, None
         self.changed = threading.Condition()
-        self.client = SocketClient(config(path), lambda line: None)
+        self.client = SocketClient(config(path, tiers), lambda line: None)
         self.report = self.client.wait_ready()
         self.client.start(self.take, self.die)
 
@@ -100,6 +102,18 @@ def test_requests_are_served_aborted_and_asked_about(front):
     assert front.client.call("reset_prefix_cache") is True
     assert front.client.call("stats")["num_running"] == 0
     assert front.report.num_kv_blocks == 64
+
+
+def test_what_the_engine_logs_has_a_time_and_a_level(capfd):
+    """A tier that fails is told by the engine's process, in lines like those of the server's."""
+    front = Front(checkpoints.tiny_llama(), (f"peer://127.0.0.1:{free_port()}",))
+    try:
+        front.client.submit((request("a", prompt=tuple(range(5, 70))),))
+        front.wait(lambda: "a" in front.finished)
+    finally:
+        front.client.close()
+    told = [line for line in capfd.readouterr().err.splitlines() if "KV tier peer://" in line]
+    assert told and re.match(r"\d{4}-\d\d-\d\d [\d:.]+ WARNING +\d+ octavo\.", told[0]), told
 
 
 def test_one_bad_request_harms_nobody(front):

@@ -108,7 +108,7 @@ def test_f59_a_terminal_conversation_from_its_quiet_start_to_its_end():
     assert b"/system TEXT" in chat.ask(b"/help", b"/bye")
     chat.ask(b"/hlep", b"did you mean /help?")
     chat.ask(b"/set temperature hot", b"temperature must be a number")
-    chat.ask(b"/set ignore_eos true", b"ignore_eos is True")
+    chat.ask(b"/set ignore_eos true", b"ignore_eos is on")
     chat.ask(b"/set max_tokens 4000", b"max_tokens is 4000")
     chat.type(b'"""\r')
     chat.type(b"Count from one\x1b\rto a thousand.\r")  # Alt-Enter stays in the message
@@ -159,7 +159,7 @@ def test_bytes_that_are_no_text_do_not_end_a_conversation():
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(b"seed is None; /set seed VALUE changes it\n")
+    assert done.stdout.endswith(b"seed is none; /set seed VALUE changes it\n")
 
 
 def test_a_model_cannot_steer_the_terminal():
@@ -243,6 +243,13 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(session, line, told):
 def test_parameters_are_set(session, line, name, value):
     assert name in session.command(line)
     assert getattr(session.params, name) == value
+
+
+def test_a_value_is_told_as_it_may_be_typed(session):
+    """Not as Python writes it: `('END',)`, `None` and `True` are nothing that /set would have been given."""
+    told = [session.command(f"/set {line}") for line in ("stop END", 'stop ["a", "b"]', "seed none", "ignore_eos on")]
+    assert told == ["stop is END\n", 'stop is ["a", "b"]\n', "seed is none\n", "ignore_eos is on\n"]
+    assert 'stop ["a", "b"], ignore_eos on' in session.command("/set")
 
 
 def test_every_parameter_that_can_be_set_is_one_and_is_in_the_help(session):

@@ -211,6 +211,18 @@ def test_explain_config_shows_each_setting_with_source_and_reason():
     assert rows["--seed"].split()[1:3] == ["3", "environment"]
     assert "decided" in rows["--dtype"]
     assert "default" in rows["--port"]
+    # as the page of options writes them, so that they can be copied
+    for name, value in (("--max-request-bytes", "32MiB"), ("--multiprocessing", "on"), ("--drain-timeout-s", "15")):
+        assert rows[name].split()[1] == value
+    assert rows["--kv-cache-memory"].split()[1].endswith("iB")
+
+
+def test_plan_says_in_words_what_weights_and_layers_are_and_how_many_requests_may_run():
+    done = octavo("plan", str(checkpoints.tiny_llama()), "--max-num-seqs", "7")
+    assert done.returncode == 0, done.stderr
+    assert " in bfloat16" in done.stdout and "layers with full attention" in done.stdout
+    assert "Spec" not in done.stdout
+    assert "at once        7 requests at most (--max-num-seqs)" in done.stdout
 
 
 def test_collect_env_names_versions_and_the_device():

@@ -87,7 +87,7 @@ def test_it_routes_says_what_it_sees_and_ends_with_0():
         with routing("--plain", a.url, b.url, "--port", "0") as router:
             said = "".join(router.lines)
             assert f"octavo: {a.host} for plain: up\n" in said
-            assert f"octavo: {b.host} for plain: down (it cannot be connected to" in said
+            assert f"octavo: {b.host} for plain: down (it cannot be connected to: Connection refused)" in said
             answer = httpx.post(f"{router.url}/v1/completions", json={"prompt": "hi"}, timeout=20)
             assert answer.status_code == 200 and answer.headers["x-octavo-instance"] == a.host
             router.process.send_signal(signal.SIGTERM)

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from octavo.base.errors import ConfigError
+from octavo.entrypoints.commands.http_life import stopping
 from octavo.entrypoints.commands.serve import bind
 from tests.support import checkpoints
 from tests.support.http_server import wait_until
@@ -67,3 +68,9 @@ def test_the_access_log_and_the_figures_can_be_turned_off():
         server.complete([5, 6, 7], max_tokens=60, ignore_eos=True)
         time.sleep(0.5)
         assert server.lines[told:] == []
+
+
+def test_a_stop_says_what_it_waits_for():
+    assert stopping(0, 15) == "stopping; no request is running"
+    assert stopping(1, 15).startswith("stopping; 1 request may take up to 15 s")
+    assert "2 requests" in stopping(2, 0.5) and "Ctrl-C" in stopping(2, 0.5)

@@ -84,7 +84,9 @@ def test_a_level_can_be_named():
         for level in native.levels():
             assert kernels.choose(level, "cpu").make_tape is native.core.Tape
             assert native.core.level() == level
-        with pytest.raises(ConfigError, match=r"cannot run kernels for 'neon'; it can run scalar"):
+        with pytest.raises(
+            ConfigError, match=r"--kernels neon: this machine's processor cannot run them; it can run scalar"
+        ):
             kernels.choose("neon", "cpu")
         with pytest.raises(ConfigError, match=r"--kernels avx2 is for the CPU; on cuda it can be auto or reference"):
             kernels.choose("avx2", "cuda")

@@ -47,6 +47,13 @@ def test_the_build_that_pip_would_take_decides(script, monkeypatch, capsys, answ
         script.refuse_cuda_without_gpu("torch==2.13.0")
 
 
+def test_an_index_that_gives_no_torch_is_named(script, monkeypatch):
+    args = ["install", "--quiet", "--index-url", "https://127.0.0.1:9/cpu", "torch==2.13.0"]
+    monkeypatch.setenv("TORCH_INDEX", "https://127.0.0.1:9/cpu")
+    assert "no torch==2.13.0 from TORCH_INDEX=https://127.0.0.1:9/cpu" in script.failed(args)
+    assert "package index?" in script.failed(["install", "--quiet", "-r", "runtime.lock"])
+
+
 def test_the_environment_is_made_again_when_what_decides_it_changes(script):
     assert script.fingerprint(True) != script.fingerprint(False)
     assert script.fingerprint(True) == script.fingerprint(True)

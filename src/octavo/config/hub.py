@@ -11,6 +11,7 @@ resumes; its downloads run in threads or in a native library that hear Ctrl-C la
 
 import errno
 import hashlib
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -264,6 +265,6 @@ def _wait_s(headers: Mapping[str, str]) -> float | None:
 
 def _words(error: Exception) -> str:
     """The error in a few words of one line."""
-    text = " ".join(str(error).split())
+    text = re.sub(r"^\[Errno -?\d+\] ", "", " ".join(str(error).split()))  # a number that no user knows
     kind = {"ReadTimeout": "no answer for long", "ReadError": "the connection broke"}.get(type(error).__name__)
     return (kind or text or type(error).__name__)[:160]

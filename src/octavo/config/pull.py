@@ -50,7 +50,10 @@ def _path(name: str) -> Path | None:
 
 def _fetch(name: HubName, store: Store, env: Env, progress: Progress) -> Path:
     if env.hub.offline:
-        raise LoadError(f"{name} is not on this machine, and HF_HUB_OFFLINE says not to ask {env.hub.endpoint} for it")
+        raise LoadError(
+            f"{name} is not on this machine, and HF_HUB_OFFLINE says not to ask {env.hub.endpoint} for it; unset "
+            "HF_HUB_OFFLINE, or copy the model's folder here and give its path ('octavo list' shows what is here)"
+        )
     from octavo.config.hub import Hub  # noqa: PLC0415  an HTTP client, that only a pull needs
 
     with store.pulling(name.folder, progress) as partial:

@@ -232,6 +232,8 @@ def _ranges(s: _State) -> list[Decision]:
 
 def _hand_over(s: _State) -> list[Decision]:
     cache, plain = s.config.cache, CacheConfig()
+    if cache.kv_role in ("producer", "both") and cache.kv_listen is None and "://" not in cache.kv_transport:
+        raise ConfigError(f"--kv-role {cache.kv_role}: consumers must reach this engine; give --kv-listen host:port")
     for name in ("kv_transport", "kv_by_layer", "kv_advertise", "kv_allow", "kv_lease_s", "kv_load_failure"):
         if cache.kv_role is None and getattr(cache, name) != getattr(plain, name):
             raise ConfigError(f"--{name.replace('_', '-')} is for a hand-over of prompts; give --kv-role too.")

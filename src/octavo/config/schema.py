@@ -22,7 +22,7 @@ class ModelConfig:
     """Which model, and how it is read."""
 
     model: str | None = option(
-        None, "Model: a folder, a GGUF file, or a name to pull; the embedded SmolLM2 when not given.", value="MODEL"
+        None, "Model: a folder, a GGUF file, or a name to pull; the built-in SmolLM2 when not given.", value="MODEL"
     )
     served_model_name: tuple[str, ...] | None = option(
         None,
@@ -36,7 +36,7 @@ class ModelConfig:
         "Type to compute in; auto is bfloat16 where the device computes it, else float32.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    max_model_len: int | None = option(None, "Longest prompt plus answer; the model's own limit, fitted to the memory.", unit="tokens", kind="count")  # fmt: skip
+    max_model_len: int | None = option(None, "Longest prompt plus answer; the model's own limit, fitted to the memory, when not given.", unit="tokens", kind="count")  # fmt: skip
     seed: int = option(0, "Seed from which requests without one derive theirs.")
     logprobs_mode: str = option(
         "raw_logprobs",

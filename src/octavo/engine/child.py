@@ -29,6 +29,7 @@ from octavo.engine.loop import EngineLoop
 from octavo.engine.messages import Boot, Bye, Down, Entered, Failed, Log, Ready, Up
 from octavo.engine.pulse import BEAT_S
 from octavo.engine.startup import build_core, executors
+from octavo.observe.log import configure_logging
 from octavo.plugins.general import load_general, load_required
 from octavo.plugins.registry import load_target
 
@@ -132,6 +133,7 @@ def main() -> int:
     if not (data := _read_boot()):
         return 0  # the parent is gone, or has no use for us
     boot = msgspec.msgpack.decode(data, type=Boot)
+    configure_logging("warning")  # a tier that fails, say: with the time and the process, as the parent's lines are
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sender = _Sender(context, f"ipc://{boot.folder}/up")
     life = _Life(sender, boot.debug)

@@ -59,7 +59,7 @@ class Offline(Protocol):
 class LLM:
     """A model in this process.
 
-    `model` is a folder, a GGUF file, or a name to pull; the embedded default when not given. `options` are
+    `model` is a folder, a GGUF file, or a name to pull; the built-in SmolLM2 when not given. `options` are
     keywords by the names of the options reference (`max_model_len=4096`, `max_num_seqs=16`, ...); a misspelled
     one is an error that names the nearest. Arguments of other engines' offline class are accepted where they change
     nothing here, with one warning. `multiprocessing=True` runs the engine in a process of its own.

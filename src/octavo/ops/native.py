@@ -54,4 +54,6 @@ def use_level(name: str) -> None:
     Call it before weights are packed: each level has a layout of its own.
     """
     if not core.use_level(name):
-        raise ConfigError(f"this machine's processor cannot run kernels for {name!r}; it can run {', '.join(levels())}")
+        raise ConfigError(
+            f"--kernels {name}: this machine's processor cannot run them; it can run {', '.join(levels())}"
+        )

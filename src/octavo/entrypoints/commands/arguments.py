@@ -66,9 +66,18 @@ def _sampling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Answer")
     group.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest answer (default: 512)")
     group.add_argument(
-        "--temperature", type=float, metavar="T", help="0 is greedy; what suits the model when not given"
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="chance in the choice of words; 0: always the likeliest; what suits the model when not given",
     )
-    group.add_argument("--top-p", type=float, metavar="P", help="nucleus; what suits the model when not given")
+    group.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="choose among the likeliest words that together have this share of the probability (0..1); "
+        "what suits the model when not given",
+    )
     group.add_argument("--verbose", "-v", action="store_true", help="show what happens while the model is loaded")
 
 

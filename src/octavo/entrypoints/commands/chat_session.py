@@ -96,12 +96,12 @@ class Session:
             near = nearest(name, SETTABLE)
             return f"{name} cannot be set" + (f"; did you mean {near}?" if near else "; /help lists what can") + "\n"
         if not value.strip():
-            return f"{name} is {getattr(self.params, name)}; /set {name} VALUE changes it\n"
+            return f"{name} is {_text(getattr(self.params, name))}; /set {name} VALUE changes it\n"
         try:
             self.params = self.params.replace(**{name: _value(name, value.strip())})
         except ClientError as error:
             return f"{error.message}\n"
-        return f"{name} is {getattr(self.params, name)}\n"
+        return f"{name} is {_text(getattr(self.params, name))}\n"
 
 
 def _value(name: str, text: str) -> Any:
@@ -115,9 +115,19 @@ def _value(name: str, text: str) -> Any:
     return value
 
 
+def _text(value: Any) -> str:
+    """A value as somebody would type it after /set."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, (tuple, list)):
+        alone = len(value) == 1 and isinstance(value[0], str)
+        return str(value[0]) if alone else json.dumps(list(value), ensure_ascii=False) if value else "none"
+    return "none" if value is None else str(value)
+
+
 def described(params: SamplingParams, names: Iterable[str]) -> str:
     """`name value, ...` of these parameters where they are not the neutral ones, and of those that everybody asks for."""
     neutral = SamplingParams()
     always = ("temperature", "top_p")
     shown = [n for n in names if n in always or getattr(params, n) != getattr(neutral, n)]
-    return ", ".join(f"{n} {getattr(params, n)}" for n in shown)
+    return ", ".join(f"{n} {_text(getattr(params, n))}" for n in shown)

@@ -7,14 +7,15 @@ Does not know: rules (see `config.resolve`).
 import dataclasses
 import sys
 from functools import partial
+from typing import Any
 
 from octavo.config.architectures import PLUGIN_GROUP
-from octavo.config.args import SERVER_SECTIONS, engine_config, options, server_config
+from octavo.config.args import SERVER_SECTIONS, Option, engine_config, options, server_config, shown_size
 from octavo.config.facts import read_model_facts
 from octavo.config.names import EMBEDDED_NAME
 from octavo.config.pull import pull_model
 from octavo.config.resolve import resolve
-from octavo.engine.startup import executors
+from octavo.engine.startup import executors, size_text
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress
 from octavo.plugins.general import with_required
@@ -47,9 +48,23 @@ def run(call: Call) -> int:
         if name == "api_key" and value:
             value = "(hidden)"
         source = "decided" if name in reasons else call.given.sources.get(name, "default")
-        rows.append((option.flag, "not set" if value is None else str(value), source, reasons.get(name, "")))
+        rows.append((option.flag, _shown(value, option), source, reasons.get(name, "")))
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for row in rows:
         line = "  ".join(f"{cell:<{w}}" for cell, w in zip(row[:3], widths, strict=True)) + "  " + row[3]
         sys.stdout.write(line.rstrip() + "\n")
     return 0
+
+
+def _shown(value: Any, option: Option) -> str:
+    """A value as it may be given, and as the page of options has it."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if option.kind == "size":
+        exact = shown_size(value)
+        return size_text(value).replace(" ", "") if exact == str(value) and value >= 1 << 20 else exact
+    if isinstance(value, (tuple, list)):
+        return " ".join(str(one) for one in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -111,11 +111,17 @@ class Life:
         self._gate.stop()
         limit_s = self._drain_timeout_s
         try:
-            sys.stderr.write(
-                f"octavo: stopping; {self._gate.num_active} requests may take up to {limit_s:g} s to finish\n"
-            )
+            sys.stderr.write(f"octavo: {stopping(self._gate.num_active, limit_s)}\n")
             if not await self._gate.drained(limit_s):
                 sys.stderr.write(f"octavo: {self._gate.cut()} requests were cut short\n")
                 await self._gate.drained(CUT_S)
         finally:  # whatever went wrong (nobody may read standard error any more), a stop is a stop
             self._http.leave()
+
+
+def stopping(num_active: int, limit_s: float) -> str:
+    """What a stop waits for, in words."""
+    if not num_active:
+        return "stopping; no request is running"
+    what = "1 request" if num_active == 1 else f"{num_active} requests"
+    return f"stopping; {what} may take up to {limit_s:g} s to finish (Ctrl-C or SIGTERM again ends them now)"

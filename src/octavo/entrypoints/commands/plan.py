@@ -30,6 +30,7 @@ from octavo.plugins.general import with_required
 from octavo.plugins.registry import names_of
 
 DEFAULT_LENGTHS = (512, 2048, 8192, 32768)
+_KINDS = {"FullAttentionSpec": "full attention", "SlidingWindowSpec": "a sliding window"}
 
 
 def run(call: Call) -> int:
@@ -87,6 +88,7 @@ def make_plan(
     shown = sorted({n for n in lengths if n <= max_len} | {max_len})
     return {
         "dtype": resolved.config.model.dtype,
+        "quantization": resolved.config.model.quantization,
         "attention_backend": described.attention_backend,
         "weight_bytes": described.weight_bytes,
         "kv_bytes": layout.total_bytes,
@@ -96,6 +98,7 @@ def make_plan(
         "groups": [{"kind": type(g.spec).__name__, "layers": len(g.layers)} for g in layout.groups],
         "padding_share": layout.padding_share,
         "max_model_len": max_len,
+        "max_num_seqs": resolved.config.scheduler.max_num_seqs,
         "concurrency": {str(n): round((layout.num_blocks - 1) / blocks_needed(layout, n, batched), 2) for n in shown},
     }
 
@@ -105,15 +108,24 @@ def _bytes_per_token(layout: KVLayout) -> float:
     return sum(len(g.layers) * g.spec.page_bytes / g.spec.block_size for g in layout.groups)
 
 
+def _form(plan: dict[str, Any]) -> str:
+    """How weights are kept, and what they are computed in where that is another type."""
+    dtype, kept = plan["dtype"], plan["quantization"]
+    if kept in (None, "none"):
+        return f" in {dtype}"
+    return f" as {'GGUF types' if kept == 'gguf' else kept}, computed in {dtype}"
+
+
 def _lines(plan: dict[str, Any]) -> list[str]:
-    groups = ", ".join(f"{g['layers']} layers {g['kind']}" for g in plan["groups"])
+    groups = ", ".join(f"{g['layers']} layers with {_KINDS.get(g['kind'], g['kind'])}" for g in plan["groups"])
     lines = [
-        f"weights        {size_text(plan['weight_bytes'])} in {plan['dtype']}",
+        f"weights        {size_text(plan['weight_bytes'])}{_form(plan)}",
         f"KV cache       {size_text(plan['kv_bytes'])} in {plan['num_kv_blocks']:,} blocks of "
         f"{'/'.join(str(n) for n in sorted(set(plan['block_sizes'])))} tokens; {plan['kv_bytes_per_token'] / 1024:.1f} KiB a token",
         f"groups         {groups}; padding {plan['padding_share']:.1%}",
         f"attention      {plan['attention_backend']}",
         f"context        {plan['max_model_len']:,} tokens",
     ]
-    lines += [f"  at {int(n):>8,} tokens: {count:,.1f} requests at once" for n, count in plan["concurrency"].items()]
+    lines += [f"  at {int(n):>8,} tokens: {count:,.1f} requests fit" for n, count in plan["concurrency"].items()]
+    lines.append(f"at once        {plan['max_num_seqs']:,} requests at most (--max-num-seqs)")
     return lines + [f"warning        {warning}" for warning in plan["warnings"]]

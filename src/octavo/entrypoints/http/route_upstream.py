@@ -7,6 +7,7 @@ Does not know: which server to ask, or who is asked next.
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -219,5 +220,18 @@ def error_message(body: bytes) -> Any:
         return None
 
 
+def unreachable(error: BaseException) -> str:
+    """Why no connection came about, in the system's words: what the client library says ends with "attempts failed"."""
+    deepest: BaseException | None = error
+    said = " ".join(str(error).split())[:200] or type(error).__name__
+    while deepest is not None:
+        if isinstance(deepest, OSError) and deepest.errno and deepest.errno > 0:
+            return os.strerror(deepest.errno)
+        deepest = deepest.__cause__ or deepest.__context__
+    return said
+
+
 def _why(error: httpx2.HTTPError) -> str:
+    if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout)):
+        return f"it cannot be connected to: {unreachable(error)}"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")

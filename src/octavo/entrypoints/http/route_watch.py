@@ -13,7 +13,15 @@ import httpx2
 import msgspec
 
 from octavo.config.schema import RouterConfig
-from octavo.entrypoints.http.route_upstream import DRAINING_S, NOT_JSON, Answer, draining_s, error_code, error_message
+from octavo.entrypoints.http.route_upstream import (
+    DRAINING_S,
+    NOT_JSON,
+    Answer,
+    draining_s,
+    error_code,
+    error_message,
+    unreachable,
+)
 from octavo.features.router.fleet import Fleet, Member
 from octavo.features.router.health import State
 from octavo.kvcache.published import Note, StartOver
@@ -87,7 +95,7 @@ class Watch:
                     self._without_ready.add(member.name)
                     response = await self._client.get(member.url + self._path(member))
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            return health.failed(f"it cannot be connected to: {error or type(error).__name__}", certain=True)
+            return health.failed(f"it cannot be connected to: {unreachable(error)}", certain=True)
         except TimeoutError:
             return health.failed(f"it did not answer a check within {limit_s:g} s")
         except httpx2.HTTPError as error:

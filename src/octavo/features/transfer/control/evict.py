@@ -168,9 +168,9 @@ def make_policy(name: str, capacity: int) -> EvictionPolicy:
     if name in builtin:
         return builtin[name](capacity)
     if ":" not in name:
-        raise ConfigError(f"the eviction policy {name!r} is unknown; use 'lru', 'arc' or 'module:Class'")
+        raise ConfigError(f"--kv-tier host?policy={name}: this policy is unknown; use lru, arc or module:Class")
     try:
         policy: EvictionPolicy = load_target(name)(capacity)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the eviction policy {name!r} cannot be imported: {error}") from None
+        raise ConfigError(f"--kv-tier host?policy={name}: this policy cannot be imported: {error}") from None
     return policy

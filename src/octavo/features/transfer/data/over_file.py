@@ -52,7 +52,10 @@ class Shelf:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"--kv-transport file://{root}: the folder cannot be made: {error.strerror}") from None
+            raise ConfigError(
+                f"--kv-transport file://{root}: the folder cannot be made: {error.strerror}; "
+                "name one that this user may write to"
+            ) from None
 
     def prompt(self, lease: str) -> Path:
         """The prompt's folder. Raises `ValueError` for a lease that is no name of ours."""

@@ -50,7 +50,10 @@ class FileTier:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"--kv-tier file://{root}: the folder cannot be made: {error.strerror}") from None
+            raise ConfigError(
+                f"--kv-tier file://{root}: the folder cannot be made: {error.strerror}; "
+                "name one that this user may write to"
+            ) from None
 
     # ---- what tiers do ----------------------------------------------------------------------------
 
