@@ -65,6 +65,6 @@ def hub_name(name: str) -> HubName:
     if match is None or any(len(part or "") > _LONGEST for part in match.groups()):
         raise LoadError(
             f"{shown(name, _LONGEST_SHOWN)} is neither a model folder, nor a GGUF file, nor a name such as {SHAPE}, "
-            f"nor the built-in model ({EMBEDDED_NAME}); 'octavo list' shows the models that are here"
+            f"nor the built-in model ({EMBEDDED_NAME}); 'octavo list' shows what is here"
         )
     return HubName(repo=match["repo"], revision=match["revision"], tag=match["tag"])
