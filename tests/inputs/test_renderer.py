@@ -223,6 +223,12 @@ class TestRequestTemplates:
     def test_a_request_may_bring_a_template(self, renderer: Renderer) -> None:
         assert renderer.chat(USER, chat_template="{{ bos_token }}{{ messages[0].content }}").prompt == "<s>hi"
 
+    @pytest.mark.parametrize("given", ["/models/chat.jinja", "chatml", ""])
+    def test_f16_a_path_or_an_unknown_name_is_not_prompted_with(self, renderer: Renderer, given: str) -> None:
+        with pytest.raises(ClientError, match="a template in a file is given as the file's text") as caught:
+            renderer.chat(USER, chat_template=given)
+        assert caught.value.param == "chat_template"
+
     def test_a_server_may_refuse_them(self) -> None:
         strict = make(allow_request_templates=False)
         with pytest.raises(ClientError, match="takes no chat templates") as caught:

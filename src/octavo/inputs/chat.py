@@ -154,6 +154,13 @@ class ChatTemplate:
     def _choose(self, asked: str | None, *, has_tools: bool) -> CompiledTemplate:
         """The template for this request: a named one, one sent along, or the model's own."""
         if asked is not None:
+            if asked not in self._sources and not _is_template(asked):
+                raise ClientError(
+                    f"chat_template {short(repr(asked))} is no template's text, nor one of the model's templates "
+                    f"({', '.join(self._sources) or 'it has none'}); a template in a file is given as the file's text",
+                    param="chat_template",
+                    code="chat_template_error",
+                )
             source = self._sources.get(asked, asked)
         elif not self._sources:
             raise ClientError(
@@ -249,6 +256,11 @@ def load_chat_template(
     return template
 
 
+def _is_template(text: str) -> bool:
+    """False for what shows nothing of a conversation: a path, a name that is not known."""
+    return "{{" in text or "{%" in text
+
+
 def _override_text(override: str) -> str:
     path = Path(override)
     try:
@@ -256,7 +268,7 @@ def _override_text(override: str) -> str:
             return path.read_text(encoding="utf-8")
     except OSError:  # a template's text can be too long for a file's name
         pass
-    if "{{" not in override and "{%" not in override:
+    if not _is_template(override):
         raise ConfigError(f"--chat-template: there is no file {override!r}, and it is not a template either")
     return override
 
