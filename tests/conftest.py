@@ -1,8 +1,13 @@
 """What holds around every test."""
 
+import signal
 import sys
 
 import pytest
+
+# A shell's background job ignores Ctrl-C, and so would every program that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -227,5 +227,5 @@ def test_startup_times_the_real_command_to_ready_and_to_the_first_token(capsys, 
     assert "dropped from the file cache" in capsys.readouterr().out
     (run,) = json.loads(out.read_text())["startup"]["runs"]
     assert 0 < run["ready_s"] < run["first_token_s"]
-    assert "load" in run["stages"]
-    assert sum(run["stages"].values()) < run["ready_s"]
+    assert "loading weights" in run["stages"]
+    assert sum(run["stages"].values()) < run["ready_s"] + 0.1  # each is rounded to hundredths

@@ -201,7 +201,7 @@ def test_a_batch_of_nothing_and_an_unknown_call(pair: tuple[Data, Reference]) ->
     assert len(result.tokens) == 0 and not result.errors
     assert data.executor.call("ping") == "pong"
     assert data.executor.call("memory")["kv_bytes"] == data.layout.total_bytes
-    with pytest.raises(OctavoError, match="no call 'dance'; it has memory, ping"):
+    with pytest.raises(OctavoError, match="no call 'dance'; it has handshake, memory, ping"):
         data.executor.call("dance")
     assert data.executor.healthy()
 
