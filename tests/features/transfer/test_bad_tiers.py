@@ -89,6 +89,24 @@ def test_a_tier_that_trickles_is_waited_for_no_longer_than_computing_takes():
         rig.answer(read)
 
 
+def test_a_tier_that_says_yes_and_never_gives_is_left_alone_and_comes_back():
+    """F34: what it finds says nothing of what it gives."""
+    rig, gives, asked, served = Rig(rows=64, patience_s=2.0), False, 0, 0
+    for number in range(200):
+        rig.stack.open(name := f"r{number}")
+        gives = number >= 50
+        while rig.stack.lookup(name, (name.encode(),)).state in (Found.RETRY, Found.PENDING):
+            for job in rig.stack.take_jobs():
+                asked += job.kind is FIND and not gives
+                rig.answer(job) if gives or job.kind is FIND else rig.stack.absorb(failed(job))
+        served += rig.stack.lookup(name, (name.encode(),)).state is Found.HIT
+        rig.now += 1.0
+        rig.stack.close(name)
+        rig.stack.check()
+    assert TOLERATED <= asked <= 12, asked
+    assert served >= 150 - MOST_S, served
+
+
 # ---- promotions -----------------------------------------------------------------------------------
 
 

@@ -135,7 +135,7 @@ class Search:
         for number in _bits(there):
             tier = self._tiers[number]
             full = tier.reads_left <= look.taken.get(number, 0)
-            if not tier.asking.trusted or (full and tier.overdue):
+            if not tier.trusted or (full and tier.overdue):
                 look.asker.lacks(key, number)  # it will not give it
             elif full or not self._left:
                 look.cut = True
@@ -162,13 +162,13 @@ class Search:
                 self._left -= 1
                 tier.asked[key] = look.mine
                 tier.to_find.append(key)
-            if tier.asking.trusted:
+            if tier.trusted:
                 state = Found.RETRY
         return state
 
     def _may_ask(self, look: _Look, number: int) -> bool:
         if number not in look.may_ask:
-            look.may_ask[number] = self._tiers[number].asking.may_try(look.now)
+            look.may_ask[number] = self._tiers[number].may_ask(look.now)
         return look.may_ask[number]
 
     def _promote(self, look: _Look, keys: Sequence[Key]) -> int:

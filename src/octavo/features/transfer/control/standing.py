@@ -28,6 +28,11 @@ class Standing:
         """Worth waiting for."""
         return self._failures < TOLERATED
 
+    @property
+    def on_trial(self) -> bool:
+        """Not trusted, and nothing is known yet of what it was last tried with."""
+        return self._tried
+
     def may_try(self, now: float) -> bool:
         """May something be asked of it now? Says yes once for each time that it is left alone."""
         if self.trusted:

@@ -56,7 +56,8 @@ class TierBooks:
     most_rows: int  # of the primary, to be read into and to be written from, each
     pressure: Pressure = field(init=False)
     reading: Speed = field(default_factory=lambda: Speed(LEAST_BYTES))  # bytes a second
-    asking: Standing = field(default_factory=Standing)
+    asking: Standing = field(default_factory=Standing)  # whether it says what it has
+    giving: Standing = field(default_factory=Standing)  # and gives it
     writing: Standing = field(default_factory=Standing)
     asked: dict[Key, tuple[str, ...]] = field(default_factory=dict)  # who waits; in flight or about to be
     to_find: list[Key] = field(default_factory=list)
@@ -97,6 +98,19 @@ class TierBooks:
         """Something waits for the end of the step."""
         return bool(self.to_find or self.to_read or self.to_write)
 
+    @property
+    def trusted(self) -> bool:
+        """Worth waiting for: it says what it has and gives it, or is being tried with that."""
+        return self.asking.trusted and (self.giving.trusted or self.giving.on_trial)
+
+    def may_ask(self, now: float) -> bool:
+        """May it be asked for a key now? Not one that says yes and never gives, but once in a while."""
+        return self.giving.may_try(now) and self.asking.may_try(now)
+
+    def standing(self, kind: TierJobKind) -> Standing:
+        """What jobs of this kind say something of."""
+        return {TierJobKind.FIND: self.asking, TierJobKind.READ: self.giving, TierJobKind.WRITE: self.writing}[kind]
+
     def admits(self, now: float) -> bool:
         """May one more chunk be written to it?"""
         if self.num_pinned >= self.most_rows or not self.writing.may_try(now):
@@ -106,7 +120,7 @@ class TierBooks:
 
     def did(self, kind: TierJobKind, now: float, good: Sequence[bool], report: JobReport) -> None:
         """What a report says of how it does. A failed write counts with the bytes it was to write (TIR-17)."""
-        standing = self.writing if kind is TierJobKind.WRITE else self.asking
+        standing = self.standing(kind)
         failed = report.error is not None or (kind is not TierJobKind.FIND and not any(good))
         if failed:
             self.jobs[kind].failed += 1

@@ -213,7 +213,7 @@ class TierStack:
             tier.jobs[job.kind].active -= 1
             tier.overdue += 1
             tier.late += 1
-            (tier.writing if job.kind is TierJobKind.WRITE else tier.asking).bad(now, silent=True)
+            tier.standing(job.kind).bad(now, silent=True)
             if job.kind is TierJobKind.FIND:
                 self._search.told(job.tier, job.keys, (False,) * len(job.keys), self._askers, now)
             elif job.kind is TierJobKind.READ:
