@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from octavo.entrypoints.http import route_relay, route_upstream
+from octavo.entrypoints.http.route_relay import Events
 from tests.support.fake_instance import FakeInstance
 from tests.support.routed import routed
 
@@ -103,3 +105,37 @@ def test_what_a_server_sets_for_one_client_reaches_no_other_request(cookie: str)
         for _ in range(4):
             assert router.complete(prompt="hello", max_tokens=4).status_code == 200
         assert not any(b"cookie" in asked.lower() for asked in one.asked + two.asked)
+
+
+def test_an_answer_without_end_is_asked_of_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F80: what is kept until it is whole is bounded."""
+    monkeypatch.setattr(route_upstream, "MAX_ANSWER_BYTES", 100_000)
+    endless = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + b" " * 200_000
+    with speaking(endless) as bad, FakeInstance("good") as good, routed(plain=[bad, good]) as router:
+        for _ in range(4):
+            router.router.fleet[bad.host].health.passed()
+            answer = router.complete(prompt="hello", max_tokens=4)
+            assert answer.status_code == 200 and answer.headers["x-octavo-instance"] == good.host
+        assert any(b"/v1/completions" in asked for asked in bad.asked)
+
+
+def test_an_event_without_end_is_a_break_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F80: and the events before it have come."""
+    monkeypatch.setattr(route_relay, "MAX_EVENT_BYTES", 100_000)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    with speaking(head + b'data: {"id": "x"}\n\ndata: ' + b"x" * 300_000) as bad, routed(plain=[bad]) as router:
+        router.router.fleet[bad.host].health.passed()
+        first, last = router.stream(prompt="hello", max_tokens=4)
+        assert first == {"id": "x"} and "larger than 100000 bytes" in last["error"]["message"]
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 100])
+def test_a_stream_is_cut_at_its_events_however_it_comes(end: bytes, size: int) -> None:
+    texts = [b"data: 1", b"data: two\ndata: and a half", b": a comment", b"data: [DONE]"]
+    stream, cut, given = end.join(texts) + end, Events(), b""
+    for start in range(0, len(stream), size):
+        whole = cut.feed(stream[start : start + size])
+        assert not whole or whole.endswith(end)
+        given += whole
+    assert given == stream and not cut.rest

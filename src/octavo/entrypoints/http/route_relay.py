@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 INSTANCE_HEADER = "X-Octavo-Instance"
 PREFILL_HEADER = "X-Octavo-Prefill-Instance"
 _BORDERS = (b"\n\n", b"\r\n\r\n")
+MAX_EVENT_BYTES = 64 << 20  # of an event that is kept until it is whole
 
 encode = msgspec.json.Encoder().encode
 
@@ -51,14 +52,18 @@ class Events:
     """
 
     def __init__(self) -> None:
-        self.rest = b""
+        self.rest = bytearray()
 
     def feed(self, chunk: bytes) -> bytes:
-        """The whole events of what came so far."""
-        data = self.rest + chunk
-        end = max((data.rfind(mark) + len(mark) for mark in _BORDERS if mark in data), default=0)
-        self.rest = data[end:]
-        return data[:end]
+        """The whole events of what came so far; raises `Unanswered` for one that does not end."""
+        new = max(0, len(self.rest) - max(map(len, _BORDERS)) + 1)  # no event ends before
+        self.rest += chunk
+        end = max(at + len(mark) if (at := self.rest.rfind(mark, new)) >= 0 else 0 for mark in _BORDERS)
+        whole = bytes(self.rest[:end])
+        del self.rest[:end]
+        if len(self.rest) > MAX_EVENT_BYTES:
+            raise Unanswered(Failure.MALFORMED, f"one event of its stream is larger than {MAX_EVENT_BYTES} bytes")
+        return whole
 
 
 class Told:
@@ -90,7 +95,7 @@ class Told:
             raise RequestFailed(f"the server {name} broke off before the answer was complete: {error}") from None
         self._outcome = Outcome.DONE
         if events.rest:
-            yield events.rest
+            yield bytes(events.rest)
 
     async def close(self) -> None:
         """The client has it, or is gone; may be called twice."""

@@ -26,6 +26,7 @@ WRITE_TIMEOUT_S = 60.0
 KEEP_CONNECTION_S = 2.0
 DRAINING_S = 5.0  # for one that does not say how long
 MAX_DRAINING_S = 60.0
+MAX_ANSWER_BYTES = 256 << 20  # of an answer that is kept until it is whole
 RELAYED_HEADERS = ("content-type", "retry-after", "x-octavo-warning")
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what a decoder raises for what a server sent
 
@@ -164,7 +165,7 @@ class Upstream:
                 raise Unanswered(Failure.MALFORMED, why)
             streams = response.headers.get("content-type", "").startswith("text/event-stream")
             if not streams or response.status_code != 200:
-                return Answer(response.status_code, response.headers, await response.aread())
+                return Answer(response.status_code, response.headers, await _whole(response))
             rest = response.aiter_raw()
             first = await anext(rest, b"")
             if not first:
@@ -180,6 +181,16 @@ class Upstream:
         if answer.status == 503 and (seconds := draining_s(answer)) is not None:
             member.health.drains(seconds)
         return f"it answered {answer.status}"
+
+
+async def _whole(response: httpx2.Response) -> bytes:
+    """The body; raises `Unanswered` for one that would fill this machine's memory."""
+    body = bytearray()
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            raise Unanswered(Failure.MALFORMED, f"its answer is larger than {MAX_ANSWER_BYTES} bytes")
+    return bytes(body)
 
 
 def unfit(response: httpx2.Response) -> str | None:
