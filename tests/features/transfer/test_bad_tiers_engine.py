@@ -29,7 +29,9 @@ def hung(monkeypatch):
         tier = HungTier(calls)
         made.append(tier)
         monkeypatch.setattr(
-            tier_threads, "load_target", lambda target: tier.make if "tier_redis" in target else load_target(target)
+            tier_threads,
+            "load_target",
+            lambda target: tier.make if "tier_redis:make" in target else load_target(target),
         )
         return tier
 

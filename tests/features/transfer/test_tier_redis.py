@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from octavo.base.errors import ConfigError
+from octavo.config.transfer import TransferConfig
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.data.health import Health
 from octavo.features.transfer.data.seal import Seal
@@ -18,7 +19,7 @@ from tests.support.redis_server import SERVER
 from tests.support.redis_server import redis_server as server
 
 redis = pytest.importorskip("redis", reason="the package redis is not installed")
-from octavo.features.transfer.data import tier_redis  # noqa: E402
+from octavo.features.transfer.data import agent, tier_redis  # noqa: E402
 
 needs_server = pytest.mark.skipif(SERVER is None, reason="neither redis-server nor valkey-server is installed")
 LENGTH = 40_000
@@ -188,8 +189,9 @@ def test_an_engine_finds_what_another_left_and_its_text_is_the_same():
 
 
 def test_without_the_package_the_start_says_what_to_install(monkeypatch):
+    """Before any weights are read."""
     monkeypatch.setattr(tier_redis, "redis", None)
     with pytest.raises(ConfigError, match=r"needs the package redis: .* -m pip install"):
-        tier_redis.make(parse_tier("redis://127.0.0.1:1/0"), Seal(IDENTITY, [1]), Health("redis"))
+        agent.make(TransferConfig(option="--kv-tier", tiers=("redis://127.0.0.1:1/0",)), {})
     with pytest.raises(ConfigError, match="give the server as redis://host:port/0"):
         parse_tier("redis:///0")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from octavo.base.errors import ConfigError
+from octavo.config.transfer import TransferConfig
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.control import pressure
 from octavo.features.transfer.data.health import Health
@@ -24,7 +25,7 @@ from tests.features.transfer.test_offload import TURNS, run
 boto3 = pytest.importorskip("boto3", reason="the package boto3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
 pytest.importorskip("flask_cors", reason="moto's server needs flask and flask-cors")
-from octavo.features.transfer.data import tier_s3  # noqa: E402
+from octavo.features.transfer.data import agent, tier_s3  # noqa: E402
 
 LENGTH = 40_000
 IDENTITY = {"model": "ours"}
@@ -356,9 +357,10 @@ def test_an_engine_whose_bucket_is_gone_computes():
 
 
 def test_without_the_package_the_start_says_what_to_install(monkeypatch):
+    """Before any weights are read."""
     monkeypatch.setattr(tier_s3, "boto3", None)
     with pytest.raises(ConfigError, match=r"needs the package boto3: .* -m pip install"):
-        tier_s3.make(parse_tier("s3://bucket"), Seal(IDENTITY, [1]), Health("s3"))
+        agent.make(TransferConfig(option="--kv-tier", tiers=("s3://bucket",)), {})
 
 
 def test_without_credentials_the_start_says_what_to_set(monkeypatch, tmp_path):
@@ -367,4 +369,4 @@ def test_without_credentials_the_start_says_what_to_set(monkeypatch, tmp_path):
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="no credentials were found; set AWS_ACCESS_KEY_ID"):
-        tier_s3.make(parse_tier("s3://bucket"), Seal(IDENTITY, [1]), Health("s3"))
+        agent.make(TransferConfig(option="--kv-tier", tiers=("s3://bucket",)), {})

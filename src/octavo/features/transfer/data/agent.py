@@ -33,7 +33,7 @@ from octavo.features.transfer.data.peer_server import PeerDoor, RowGiver
 from octavo.features.transfer.data.probe import measure
 from octavo.features.transfer.data.regions import HostRegion, KVRegion, regions_of
 from octavo.features.transfer.data.seal import Seal
-from octavo.features.transfer.data.tier_threads import TierThreads
+from octavo.features.transfer.data.tier_threads import TierThreads, check
 from octavo.features.transfer.plan import (
     NO_BLOCK,
     Copy,
@@ -77,6 +77,8 @@ class TransferAgent(NullPart):
         """`identity`: all that KV depends on besides tokens, by name. `door`: where peers come that read what is here.
         Raises `ConfigError`."""
         self._host_address, *self._addresses = parse_tiers(tiers)
+        for address in self._addresses:
+            check(address)
         self._identity = dict(identity)
         self._door = door
         self._ledger: RowLedger | None = None

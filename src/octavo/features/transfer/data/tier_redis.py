@@ -144,10 +144,14 @@ def _timed(deadline: Deadline) -> type[Any]:
     return Timed
 
 
-def make(address: TierAddress, seal: Seal, health: Health) -> RedisTier:
-    """The tier of a `redis://` address. Raises `ConfigError` without the package."""
+def check(address: TierAddress) -> None:
+    """Raises `ConfigError` without the package."""
     if redis is None:
         raise ConfigError(f"--kv-tier {address.text} needs the package redis: {install_command('redis')}")
+
+
+def make(address: TierAddress, seal: Seal, health: Health) -> RedisTier:
+    """The tier of a `redis://` address, after `check`."""
     deadline = Deadline()
     pool = redis.ConnectionPool.from_url(
         address.name,

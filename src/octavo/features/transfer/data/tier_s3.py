@@ -178,15 +178,19 @@ def _or_absent(call: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         raise
 
 
-def make(address: TierAddress, seal: Seal, health: Health) -> S3Tier:
-    """The tier of an `s3://` address. Raises `ConfigError` without the package, or without credentials."""
+def check(address: TierAddress) -> None:
+    """Raises `ConfigError` without the package, or without credentials."""
     if boto3 is None:
         raise ConfigError(f"--kv-tier {address.text} needs the package boto3: {install_command('s3')}")
-    session = boto3.session.Session()
-    if session.get_credentials() is None:
+    if boto3.session.Session().get_credentials() is None:
         raise ConfigError(
             f"--kv-tier {address.text}: no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
+
+
+def make(address: TierAddress, seal: Seal, health: Health) -> S3Tier:
+    """The tier of an `s3://` address, after `check`."""
+    session = boto3.session.Session()
     bucket, _, prefix = address.place.partition("/")
     settings = Config(
         connect_timeout=CONNECT_S,

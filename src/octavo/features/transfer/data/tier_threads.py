@@ -28,6 +28,10 @@ TIERS: Final = {
     "s3": "octavo.features.transfer.data.tier_s3:make",
     "peer": "octavo.features.transfer.data.tier_peer:make",
 }
+CHECKS: Final = {
+    "redis": "octavo.features.transfer.data.tier_redis:check",
+    "s3": "octavo.features.transfer.data.tier_s3:check",
+}
 FAR: Final = "octavo.features.transfer.data.peer_rows:open_far"
 FINDERS: Final = 2
 READERS: Final = 4
@@ -37,6 +41,12 @@ STUCK_S: Final = (
 )
 
 Work = Callable[[Tier], None]
+
+
+def check(address: TierAddress) -> None:
+    """Before a model is loaded. Raises `ConfigError` for a tier that cannot be."""
+    if address.kind in CHECKS:
+        load_target(CHECKS[address.kind])(address)
 
 
 class Nothing:
