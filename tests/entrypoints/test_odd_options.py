@@ -12,7 +12,7 @@ from tests.support.checkpoints import tiny_llama
 VALUES = [
     "0", "-1", "1", "0.5", "99999999999999999999", "1e308", "nan", "inf", "", " ", "ü", "\udcff", "a" * 5000, "true",
     "None", "null", "{", "{}", "[[", "[1]", ",", "1,2", "a=b", "..", "/nonexistent/x", "/dev/null", "/proc/self/mem",
-    "~nobody-here/x", "http://[", "127.0.0.1:99999", "redis://", "redis://h:99999", "s3://", "peer://", "host?size=0",
+    "~nobody-here/x", "http://[", "127.0.0.1:99999", "redis://", "redis://h:99999", "s3://", "peer://", "mooncake://h", "host?size=0",
     "file:///dev/null/x?size=1MiB", "hf://x", "owner/name@", "owner/name:",
 ]  # fmt: skip
 SECTIONS: Mapping[str, Mapping[str, type]] = {

@@ -106,6 +106,11 @@ def compute_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
     return env
 
 
+def environment_with(defaults: Mapping[str, str]) -> dict[str, str]:
+    """For a program that is started: this process's environment, and these where it says nothing."""
+    return {**defaults, **os.environ}
+
+
 @contextmanager
 def compute_settings() -> Iterator[None]:
     """The same for this process: the library that spins reads them once, when it is first imported in this block.

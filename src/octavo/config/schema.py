@@ -98,7 +98,7 @@ class CacheConfig:
     kv_tier: tuple[str, ...] | None = option(
         None,
         "Where KV goes that is evicted from the cache, in order of lookup: host?size=8GiB, file:///folder?size=100GiB, "
-        "redis://host:port/0, s3://bucket/prefix?endpoint=URL, peer://host:port. "
+        "redis://host:port/0, s3://bucket/prefix?endpoint=URL, mooncake://host:port, peer://host:port. "
         "Memory of the host comes first, 1GiB of it when not given.",
         kind="list",
         several=True,

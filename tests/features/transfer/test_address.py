@@ -74,7 +74,10 @@ def test_what_each_tier_holds_is_said_at_the_start():
 @pytest.mark.parametrize(
     ("texts", "error"),
     [
-        (("tape:///x",), "--kv-tier tape:///x: there is no tier 'tape'; there are file, host, peer, redis, s3"),
+        (
+            ("tape:///x",),
+            "--kv-tier tape:///x: there is no tier 'tape'; there are file, host, mooncake, peer, redis, s3",
+        ),
         (("host?sise=1GiB",), "host has no option 'sise'; it has blocks, policy, size"),
         (("host?size=big",), "host[?]size=big: size must be a size such as 2GiB"),
         (("host?size=0",), "the size must be above 0"),

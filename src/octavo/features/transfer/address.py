@@ -1,5 +1,5 @@
 """Tiers by address: `host?size=8GiB`, `file:///var/cache/octavo?size=100GiB`, `redis://host:6379/0`,
-`s3://bucket/prefix?endpoint=URL`, `peer://host:7100`, in order of lookup.
+`s3://bucket/prefix?endpoint=URL`, `mooncake://host:50051`, `peer://host:7100`, in order of lookup.
 
 Promises: what is wrong with an address is said in one sentence that names it; both halves of the feature read
 addresses and count rows with this module, and so agree.
@@ -23,6 +23,7 @@ KNOWN_OPTIONS: dict[str, set[str]] = {
     "file": {"size", *WRITTEN},
     "redis": WRITTEN,
     "s3": {"endpoint", "region", *WRITTEN},
+    "mooncake": WRITTEN,
     "peer": {"timeout", "transport"},
 }
 MOST_BLOCKS = 64
@@ -128,7 +129,7 @@ def parse_tier(text: str) -> TierAddress:
         raise ConfigError(f"--kv-tier {text}: the endpoint is a URL such as http://10.0.0.2:9000, got {endpoint!r}")
     if endpoint is not None:
         _url(endpoint, text)
-    if kind == "peer":
+    if kind in ("peer", "mooncake"):
         parse_listen(place, f"--kv-tier {text}")
     if kind == HOST and size is None:
         size = DEFAULT_HOST_BYTES

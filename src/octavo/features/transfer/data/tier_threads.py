@@ -26,12 +26,15 @@ TIERS: Final = {
     "file": "octavo.features.transfer.data.tier_file:make",
     "redis": "octavo.features.transfer.data.tier_redis:make",
     "s3": "octavo.features.transfer.data.tier_s3:make",
+    "mooncake": "octavo.features.transfer.data.tier_mooncake:make",
     "peer": "octavo.features.transfer.data.tier_peer:make",
 }
 CHECKS: Final = {
     "redis": "octavo.features.transfer.data.tier_redis:check",
     "s3": "octavo.features.transfer.data.tier_s3:check",
+    "mooncake": "octavo.features.transfer.data.tier_mooncake:check",
 }
+SHARED: Final = {"mooncake": "octavo.features.transfer.data.tier_mooncake:open_shared"}
 FAR: Final = "octavo.features.transfer.data.peer_rows:open_far"
 FINDERS: Final = 2
 READERS: Final = 4
@@ -139,6 +142,8 @@ class TierThreads:
         make: Callable[..., Tier] = load_target(TIERS[address.kind])
         if address.transport == NIXL:  # takes half a second to begin: once for all threads
             make = partial(make, far=load_target(FAR)(address, seal))
+        if address.kind in SHARED:
+            make = partial(make, shared=load_target(SHARED[address.kind])(address, seal))
         self._name = address.name
         self._health = Health(f"KV tier {address.name}")
         sizes = {TierJobKind.FIND: FINDERS, TierJobKind.READ: READERS, TierJobKind.WRITE: WRITERS}
