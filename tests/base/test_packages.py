@@ -28,6 +28,7 @@ def test_f55_the_command_names_this_python_and_the_packages_themselves() -> None
     assert install_command("redis", requires) == f"{start}'redis<9,>=5'"
     assert install_command("two", requires) == f"{start}a b"
     assert install_command("unknown", requires) == f"{start}unknown"
+    assert install_command("unknown", requires, package="known") == f"{start}known"
 
 
 def test_f55_without_pip_it_is_the_tool_that_made_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ from typing import Final
 PROJECT: Final = "octavo"
 
 
-def install_command(extra: str, requires: Iterable[str] | None = None) -> str:
-    """The command for the packages of one extra, in a shell. `requires` stands for the metadata in tests."""
+def install_command(extra: str, requires: Iterable[str] | None = None, package: str = "") -> str:
+    """The command for the packages of one extra, in a shell. `requires` stands for the metadata in tests. `package`:
+    what to name where nothing says what the extra needs, such as an environment made before there was this extra."""
     if requires is None:
         try:
             requires = metadata.requires(PROJECT) or ()
@@ -28,4 +29,4 @@ def install_command(extra: str, requires: Iterable[str] | None = None) -> str:
     installer = f"{shlex.quote(sys.executable)} -m pip install"
     if importlib.util.find_spec("pip") is None:  # environments that uv made
         installer = f"uv pip install --python {shlex.quote(sys.executable)}"
-    return f"{installer} {' '.join(shlex.quote(each) for each in found or [extra])}"
+    return f"{installer} {' '.join(shlex.quote(each) for each in found or [package or extra])}"

@@ -229,7 +229,11 @@ def child_main(folder: str) -> None:
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415 - optional, and only this child may load it
     except ImportError:
-        say({"error": f"it needs Transformers: add a tokenizer.json, or {install_command('slow-tokenizers')}"})
+        say(
+            {
+                "error": f"it needs Transformers: add a tokenizer.json, or {install_command('slow-tokenizers', package='transformers')}"
+            }
+        )
         return
     loaded: list[Any] = []
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -170,7 +171,7 @@ def test_pdx_11_a_machine_that_does_not_answer_makes_a_rest_and_keeps_the_client
         assert rig.read(1) == [False]  # left alone for a while
         rig.now += 10
         assert rig.read(1) == [True] and running(fake) == first
-        assert "a machine of it does not answer (code -800)" in caplog.records[0].getMessage()
+        assert "a machine of it does not answer; see whether mooncake_client runs" in caplog.records[0].getMessage()
 
 
 def test_pdx_11_a_store_without_room_is_read_from_and_the_log_says_once_what_to_do(fake, caplog):
@@ -180,6 +181,38 @@ def test_pdx_11_a_store_without_room_is_read_from_and_the_log_says_once_what_to_
         assert rig.write(2, 3) == [False] * 2 and rig.read(1) == [True]
         (line,) = [record.getMessage() for record in caplog.records]
         assert "no room" in line and "mooncake_client --global_segment_size" in line
+
+
+def test_pdx_11_threads_share_a_client_that_is_killed_again_and_again(fake):
+    seal, problems, done = Seal(IDENTITY, [LENGTH]), [], threading.Event()
+    store = tier_mooncake.open_shared(parse_tier(ANYWHERE), seal)
+    counts = [0] * 4
+
+    def work(number):
+        tier = tier_mooncake.make(parse_tier(ANYWHERE), seal, Health("mooncake", rest_s=0.01), store)
+        try:
+            while not done.is_set():
+                tier.write([key(number)], [chunk(number)])
+                row = np.zeros(LENGTH + 64, dtype=np.uint8)
+                if tier.read([key(number)], [row]) == [True]:
+                    counts[number] += 1
+                    assert (row == chunk(number)).all()
+        except BaseException as problem:
+            problems.append(problem)
+        tier.close()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(4):
+        before = list(counts)
+        assert soon(lambda before=before: all(new > old for new, old in zip(counts, before, strict=True))) or problems
+        for pid in running(fake):
+            os.kill(pid, signal.SIGKILL)
+    done.set()
+    for thread in threads:
+        thread.join(60)
+    assert problems == [] and soon(lambda: running(fake) == [])
 
 
 def test_pdx_11_the_client_ends_with_an_engine_that_is_killed(fake):

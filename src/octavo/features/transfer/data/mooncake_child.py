@@ -52,7 +52,7 @@ def _open(settings: dict[str, Any]) -> Any:
     master = settings["master"]
     code = store.setup(_own_address(master), NO_METADATA, LEAVE_TO_OTHERS, settings["buffer"], "tcp", "", master)
     if code:
-        raise RuntimeError(f"its master {master} does not answer (code {code})")
+        raise RuntimeError(f"its master {master} does not answer; see whether mooncake_master runs there (code {code})")
     return store
 
 

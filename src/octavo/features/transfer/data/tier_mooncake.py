@@ -32,6 +32,7 @@ MOST_NAMES: Final = 1000  # in one question
 NO_ROOM, WRONG_SIZE, NOT_WELL, ABSENT, EXISTS_ALREADY = -200, -600, -703, -704, -705  # the store's codes
 RPC: Final = range(-999, -899)  # codes of a master that does not answer
 CHECK_S: Final = 60.0
+PACKAGE: Final = "mooncake-transfer-engine-non-cuda"
 TRY_IMPORT: Final = "import mooncake.store"
 
 
@@ -145,7 +146,9 @@ def _sure(code: int) -> int:
     """The store's answer. Raises `StoreError` for one that says that it failed."""
     if code >= 0:
         return code
-    what = "its master does not answer" if code in RPC else "a machine of it does not answer"
+    what = "its master does not answer; see whether mooncake_master runs there"
+    if code not in RPC:
+        what = "a machine of it does not answer; see whether mooncake_client runs on each that gives memory"
     raise StoreError(code, what)
 
 
@@ -161,7 +164,7 @@ def check(address: TierAddress) -> None:
     said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     if said.startswith("ModuleNotFoundError"):
         raise ConfigError(
-            f"--kv-tier {address.text} needs the package mooncake-transfer-engine-non-cuda: {install_command('mooncake')}"
+            f"--kv-tier {address.text} needs the package {PACKAGE}: {install_command('mooncake', package=PACKAGE)}"
         )
     more = "; install the system's package libibverbs1 (rdma-core)" if "libibverbs" in said else ""
     raise ConfigError(f"--kv-tier {address.text}: the package mooncake cannot be loaded here ({said}){more}")

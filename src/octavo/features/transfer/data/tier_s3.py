@@ -181,7 +181,7 @@ def _or_absent(call: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
 def check(address: TierAddress) -> None:
     """Raises `ConfigError` without the package, or without credentials."""
     if boto3 is None:
-        raise ConfigError(f"--kv-tier {address.text} needs the package boto3: {install_command('s3')}")
+        raise ConfigError(f"--kv-tier {address.text} needs the package boto3: {install_command('s3', package='boto3')}")
     if boto3.session.Session().get_credentials() is None:
         raise ConfigError(
             f"--kv-tier {address.text}: no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
