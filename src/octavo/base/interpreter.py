@@ -11,9 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def python_command(*arguments: str) -> list[str]:
+    """The command that runs a file, or code after `-c`, with this interpreter, without the current folder on its path
+    (`-P`)."""
+    return [sys.executable, "-P", *arguments]
+
+
 def module_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module with this interpreter, without the current folder on its path (`-P`)."""
-    return [sys.executable, "-P", "-m", module, *arguments]
+    """The same for a module."""
+    return python_command("-m", module, *arguments)
 
 
 @contextmanager

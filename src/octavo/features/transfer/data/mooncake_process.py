@@ -10,13 +10,13 @@ import mmap
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from octavo.base.interpreter import python_command
 from octavo.config.env import environment_with
 from octavo.features.transfer.data import mooncake_child
 from octavo.features.transfer.data.mooncake_child import CODE, QUESTION, READY
@@ -121,7 +121,7 @@ class Mooncake:
         """`room`: bytes of the largest value. `command`: stands for the process in tests."""
         self.room = room
         self._settings = {"master": master, "room": room, "buffer": max(LEAST_BUFFER, 16 * room)}
-        self._command = command or [sys.executable, "-P", str(CHILD)]
+        self._command = command or python_command(str(CHILD))
         self._lock = threading.Lock()
         self._process: Process | None = None
         self._users = 0

@@ -10,12 +10,12 @@ A chunk is one value under `octavo-<fingerprint>-<key>`.
 """
 
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 from octavo.base.errors import ConfigError
+from octavo.base.interpreter import python_command
 from octavo.base.packages import install_command
 from octavo.features.transfer.address import TierAddress
 from octavo.features.transfer.data.api import Bytes
@@ -154,9 +154,10 @@ def _sure(code: int) -> int:
 
 def check(address: TierAddress) -> None:
     """Raises `ConfigError` where the package is not there, or cannot be loaded here."""
-    command = [sys.executable, "-P", "-c", TRY_IMPORT]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=CHECK_S)
+        done = subprocess.run(
+            python_command("-c", TRY_IMPORT), capture_output=True, text=True, errors="replace", timeout=CHECK_S
+        )
     except subprocess.TimeoutExpired:
         return  # the machine is busy; what is wrong, the log will say
     if not done.returncode:
