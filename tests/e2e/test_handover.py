@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from octavo.engine.core import SETTLE_S
 from tests.support import checkpoints
 from tests.support.handover import OPTIONS, consumer, figures, hand_over, pair, prefill_only, producer, signal_all
 from tests.support.live import spawn
@@ -172,7 +173,7 @@ def test_a_producer_that_stops_waits_a_little_for_its_consumers():
         got = decode.complete(LONG, max_tokens=4, kv_transfer_params=hint)
         assert got["usage"]["prompt_tokens_details"]["cached_tokens_by_source"] == {"remote": 149}
         began = time.monotonic()
-        assert prefill.process.wait(20) == 0 and time.monotonic() - began < 5
+        assert prefill.process.wait(20) == 0 and time.monotonic() - began < SETTLE_S + 5  # it ends beside others' work
 
 
 @pytest.mark.parametrize("transport", ["file", "nixl"])
