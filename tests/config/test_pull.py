@@ -340,6 +340,46 @@ def test_f54_pulls_of_one_model_at_once_fetch_it_once(hub: Hub, env: Env) -> Non
     assert left(env) == []
 
 
+def test_f54_pulls_that_end_while_others_begin_never_find_a_folder_in_the_way(env: Env) -> None:
+    """F54: the last pull to end removes the folder of half fetched models just when another one makes it."""
+    failed: list[LoadError] = []
+
+    def pull_often(folder: str) -> None:
+        store = Store(env.cache_dir)
+        try:
+            for _ in range(1000):
+                with store.pulling(folder, silent):
+                    pass
+        except LoadError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=pull_often, args=(f"me--{i}",), daemon=True) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert failed == []
+    assert left(env) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_f54_something_else_in_the_place_of_half_fetched_models_is_said(env: Env, kind: str) -> None:
+    """F54."""
+    env.cache_dir.mkdir(parents=True)
+    partial = env.cache_dir / ".partial"
+    if kind == "file":
+        partial.write_text("mine")
+    else:
+        partial.symlink_to(env.cache_dir / "nowhere")
+    with (
+        pytest.raises(LoadError, match=r"cannot be written \(File exists\)"),
+        Store(env.cache_dir).pulling("me--hf", silent),
+    ):
+        pass
+    assert partial.is_symlink() or partial.read_text() == "mine"
+
+
 def test_f54_old_leftovers_are_cleaned_and_fresh_ones_are_not(hub: Hub, env: Env) -> None:
     """F54."""
     old, fresh = env.cache_dir / ".partial" / "me--old", env.cache_dir / ".partial" / "me--fresh"

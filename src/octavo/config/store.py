@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Final
 
 import msgspec
@@ -300,35 +301,55 @@ def _model_of(place: Path) -> Path:
 
 def _size(place: Path) -> int:
     total = 0
-    for path in place.rglob("*"):
+    for path in _inside(place):
         with suppress(OSError):
             total += path.stat().st_size if path.is_file() else 0
     return total
 
 
 def _newest(place: Path) -> float:
-    """When something in the folder last changed."""
-    times = [0.0]
-    for path in (place, *place.rglob("*")):
+    """When something in the folder last changed: just now, if it has gone meanwhile or cannot be looked at."""
+    try:
+        newest = place.stat().st_mtime
+    except OSError:
+        return time.time()
+    for path in _inside(place):
         with suppress(OSError):
-            times.append(path.stat().st_mtime)
-    return max(times)
+            newest = max(newest, path.stat().st_mtime)
+    return newest
+
+
+def _inside(place: Path) -> Iterator[Path]:
+    """All under a folder, at any depth, while others may change it: what cannot be looked into is left out."""
+    for folder, folders, files in os.walk(place):
+        yield from (Path(folder, name) for name in (*folders, *files))
 
 
 def _wait_for(lock: Path, what: str, say: Callable[[str], None]) -> int:
     """Wait until nobody else holds the lock file, and hold it."""
     said = False
     while True:
-        lock.parent.mkdir(parents=True, exist_ok=True)
         try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
             return _take(lock)
         except FileNotFoundError:  # the folder went while we came
             continue
+        except FileExistsError:  # something was there, and was no folder when looked at
+            if _in_the_way(lock.parent):
+                raise
         except BlockingIOError:
             if not said:
                 say(f"another process is fetching {what.replace('--', '/', 1)}; waiting for it")
             said = True
             time.sleep(_POLL_S)
+
+
+def _in_the_way(folder: Path) -> bool:
+    """Whether something else has the folder's name, which is not so when the folder itself came or went meanwhile."""
+    try:
+        return not S_ISDIR(folder.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
