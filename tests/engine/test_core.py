@@ -11,7 +11,7 @@ from octavo.base.params import SamplingParams
 from octavo.base.requests import EngineRequest
 from octavo.base.step import PlanPart, StepPlan, StepResult, empty_batch, ragged
 from octavo.base.types import FinishReason
-from octavo.engine.core import EngineCore
+from octavo.engine.core import UNFINISHED, EngineCore
 from octavo.kvcache.prefix import CacheEvent
 
 
@@ -175,15 +175,16 @@ def test_calls_go_by_name_and_unknown_ones_say_what_there_is():
         core.call("pong", {})
 
 
-def test_an_end_waits_for_what_parts_have_under_way_but_not_for_ever():
+def test_an_end_waits_for_what_parts_have_under_way_but_not_for_ever(caplog):
     core, scheduler, _ = make(0, 1)
     scheduler.unsettled = 4
     core.settle()
-    assert scheduler.unsettled == 0
+    assert scheduler.unsettled == 0 and caplog.messages == []
     scheduler.unsettled = 1 << 60
     began = time.monotonic()
     core.settle(timeout_s=0.05)
     assert 0.05 <= time.monotonic() - began < 2
+    assert caplog.messages == [f"stopping although something was still under way after 0.05 s: {UNFINISHED}"]
     busy, scheduler, _ = make(3, 1)
     scheduler.unsettled = 10
     busy.settle()

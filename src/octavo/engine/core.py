@@ -5,6 +5,7 @@ flight, and tokens are the same. A request that cannot be added ends alone, with
 Does not know: threads, sockets, text, or which features are installed.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,8 +21,11 @@ from octavo.base.types import FinishReason
 from octavo.executor.api import Executor, StepHandle
 from octavo.kvcache.prefix import CacheEvent, changes_of
 
+log = logging.getLogger(__name__)
+
 SETTLE_S = 5.0
 SETTLE_POLL_S = 0.001
+UNFINISHED = "what other engines were to fetch from here, or what was to be stored, may not get there"
 
 
 class SchedulerApi(Protocol):
@@ -153,7 +157,10 @@ class EngineCore:
     def settle(self, timeout_s: float = SETTLE_S) -> None:
         """Let what parts have under way come to its end while nothing runs any more, such as KV on its way to a disk."""
         end = time.monotonic() + timeout_s
-        while not self._scheduler.has_work() and not self._scheduler.settled() and time.monotonic() < end:
+        while not self._scheduler.has_work() and not self._scheduler.settled():
+            if time.monotonic() >= end:
+                log.warning("stopping although something was still under way after %g s: %s", timeout_s, UNFINISHED)
+                return
             if self.step() is None:
                 time.sleep(SETTLE_POLL_S)
 
