@@ -331,12 +331,13 @@ def _wait_for(lock: Path, what: str, say: Callable[[str], None]) -> int:
     while True:
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
-            return _take(lock)
-        except FileNotFoundError:  # the folder went while we came
-            continue
         except FileExistsError:  # something was there, and was no folder when looked at
             if _in_the_way(lock.parent):
                 raise
+        try:
+            return _take(lock)
+        except FileNotFoundError:  # the folder went while we came
+            continue
         except BlockingIOError:
             if not said:
                 say(f"another process is fetching {what.replace('--', '/', 1)}; waiting for it")
