@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from octavo.attention.api import Need
+from octavo.attention.api import AttentionNeed
 from octavo.attention.batch import AttentionBatch
 from octavo.attention.cpu import CpuBackend
 from octavo.base.kvspec import FullAttentionSpec
@@ -45,8 +45,8 @@ class Case:
     layers: int
 
 
-def heads_need(heads: int, kv_heads: int, dim: int, kv_dtype: torch.dtype = torch.bfloat16) -> Need:
-    return Need(
+def heads_need(heads: int, kv_heads: int, dim: int, kv_dtype: torch.dtype = torch.bfloat16) -> AttentionNeed:
+    return AttentionNeed(
         num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=dim**-0.5, dtype=torch.bfloat16, kv_dtype=kv_dtype
     )
 
@@ -65,7 +65,7 @@ class Setting:
     Owns: the cache memory.
     """
 
-    def __init__(self, need: Need, rows: int, tokens: int, context: int, shared: int = 0) -> None:
+    def __init__(self, need: AttentionNeed, rows: int, tokens: int, context: int, shared: int = 0) -> None:
         self.need, self.rows, self.tokens, self.context = need, rows, tokens, context
         length = context + tokens
         width = -(-length // BLOCK)

@@ -33,11 +33,11 @@ from kv_tiers import redis_tier, s3_tier
 from octavo.base.kvspec import FullAttentionSpec
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.data.api import Bytes, Tier
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.ledger import RowLedger
 from octavo.features.transfer.data.one_sided import is_installed
 from octavo.features.transfer.data.peer_rows import RowPointer
-from octavo.features.transfer.data.peer_server import PeerServer, RowGiver
+from octavo.features.transfer.data.peer_server import PeerServer, RowService
 from octavo.features.transfer.data.regions import HostRegion, KVRegion
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.tier_threads import TIERS
@@ -242,7 +242,7 @@ def cold(warm: Row, name: str, limit: str, folder: Path) -> Row:
 
 def open_tier(address: str, seal: Seal) -> Tier:
     parsed = parse_tier(address)
-    made: Tier = load_target(TIERS[parsed.kind])(parsed, seal, Health(address))
+    made: Tier = load_target(TIERS[parsed.kind])(parsed, seal, TierHealth(address))
     return made
 
 
@@ -293,7 +293,7 @@ def main() -> None:
                 rows.append(tier(name, "plain sockets", chunks, made))
         ledger = RowLedger(chunks.source)
         pointer = RowPointer(ledger, chunks.source)
-        server = PeerServer("127.0.0.1", 0, seal, [RowGiver(ledger, seal), pointer])
+        server = PeerServer("127.0.0.1", 0, seal, [RowService(ledger, seal), pointer])
         stack.callback(server.close)
 
         def publish() -> None:

@@ -14,11 +14,11 @@ import time
 from types import SimpleNamespace
 
 from octavo.base.step import StepTimings
-from octavo.features.transfer.control.chunks import Chunks
+from octavo.features.transfer.control.chunks import ChunkKeys
 from octavo.features.transfer.control.evict import make_policy
+from octavo.features.transfer.control.host_index import HostBlockIndex
 from octavo.features.transfer.control.offload import Offload
-from octavo.features.transfer.control.primary import PrimaryTier
-from octavo.features.transfer.control.tier_books import TierFacts
+from octavo.features.transfer.control.tier_state import TierFacts
 from octavo.features.transfer.control.tiers import TierStack
 from octavo.features.transfer.plan import JobReport, TransferReport
 from octavo.scheduler.seams import Match
@@ -34,22 +34,22 @@ class Desk:
 
     def __init__(self, num_rows):
         self.stack = TierStack(
-            PrimaryTier(num_rows, make_policy("lru", num_rows)), [TierFacts(name="disk")], clock=lambda: 0.0
+            HostBlockIndex(num_rows, make_policy("lru", num_rows)), [TierFacts(name="disk")], clock=lambda: 0.0
         )
-        self.part = Offload(self.stack, chunks=Chunks((SIZE,), SIZE), clock=lambda: 0.0)
+        self.part = Offload(self.stack, chunks=ChunkKeys((SIZE,), SIZE), clock=lambda: 0.0)
         self.steps = []
 
     def step(self, req, jobs, blocks=None):
         """One step: what was done is taken, the prompt is looked up, and loaded to `blocks` if all is there."""
         report = TransferReport(jobs=tuple(JobReport(job=job.job, good=(True,) * len(job.keys)) for job in jobs))
         result = SimpleNamespace(seq=len(self.steps), timings=StepTimings(), part=lambda _: report)
-        draft = SimpleNamespace(takes={}, rows=(), seq=len(self.steps))
+        builder = SimpleNamespace(takes={}, rows=(), seq=len(self.steps))
         began = time.thread_time()
         self.part.absorb(result)
         found = self.part.match(req, 0)
         if blocks and isinstance(found, Match):
             self.part.after_reserve(req, [blocks], found.tokens)
-        plan = self.part.plan(draft)
+        plan = self.part.plan(builder)
         self.steps.append(time.thread_time() - began)
         return found, () if plan is None else plan.tier_jobs
 

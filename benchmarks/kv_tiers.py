@@ -71,8 +71,8 @@ class Bench:
             time.sleep(0.05)
 
     def notes(self) -> tuple[str, ...]:
-        front = self._llm._front
-        return () if front is None else tuple(note for note in front.report.notes if note.startswith("KV tiers"))
+        frontend = self._llm._frontend
+        return () if frontend is None else tuple(note for note in frontend.report.notes if note.startswith("KV tiers"))
 
     def __enter__(self) -> "Bench":
         return self

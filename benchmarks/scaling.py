@@ -30,13 +30,13 @@ from octavo.ops.native import core
 from octavo.ops.pages import reserve
 from octavo.worker.dummy import first_blocks
 from octavo.worker.memory import KVMemory, scratch_layout
-from octavo.worker.seams import NullPart
+from octavo.worker.seams import NullDataPart
 from octavo.worker.worker import NothingLate
 
 SPARE_TOKENS = 64  # beside the context and what the steps add
 
 
-class Noise(NullPart):
+class Noise(NullDataPart):
     """Fills KV memory with small random numbers: pages never written would all be one page of zeros.
 
     Owns: nothing.
@@ -126,10 +126,10 @@ def _plan(layout: KVLayout, rows: int, start: int, new: tuple[NewRow, ...], bloc
     batch = BatchPlan(
         new=new,
         slots=as_ints(list(range(rows))),
-        starts=as_ints([start] * rows),
-        counts=as_ints([1] * rows),
-        sample_counts=as_ints([1] * rows),
-        draft_counts=as_ints([0] * rows),
+        num_computed_tokens=as_ints([start] * rows),
+        num_scheduled_tokens=as_ints([1] * rows),
+        num_sampled_tokens=as_ints([1] * rows),
+        num_draft_tokens=as_ints([0] * rows),
         new_blocks=tuple(ragged(group) for group in blocks),
         common_prefix_blocks=(0,) * len(layout.groups),
     )

@@ -75,7 +75,7 @@ def build(rows: int, block_size: int, steps: int) -> tuple[Scheduler, ResultAppl
 
 def result_of(plan: StepPlan) -> StepResult:
     """One token for each row that samples."""
-    counts = plan.batch.sample_counts
+    counts = plan.batch.num_sampled_tokens
     offsets = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
     return StepResult(seq=plan.seq, tokens=Ragged(offsets, as_ints(np.full(offsets[-1], plan.seq % 1000))))

@@ -31,7 +31,7 @@ from typing import Any
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, pre_tokenizers
 
-from octavo.base.codec import Decoder, Encoder
+from octavo.base.codec import MessageDecoder, MessageEncoder
 from octavo.base.outputs import EngineOutputs
 from octavo.base.params import SamplingParams
 from octavo.base.requests import EngineRequest
@@ -42,7 +42,7 @@ from octavo.engine.startup import build_core
 from octavo.executor.uniproc import UniprocExecutor
 from octavo.inputs.tokenizer import load_tokenizer
 from octavo.models.catalogue.llama import LlamaForCausalLM
-from octavo.outputs.assembler import Opening, OutputAssembler
+from octavo.outputs.assembler import OutputAssembler, RequestOpening
 from octavo.scheduler.apply import ResultApplier
 from octavo.scheduler.scheduler import Scheduler
 from octavo.worker.batch import InputBatcher
@@ -68,7 +68,7 @@ PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     "runner, result": ((ModelRunner, "step"),),
     "apply": ((ResultApplier, "apply"),),
     "output": ((OutputAssembler, "push"),),
-    "messages": ((Encoder, "encode"), (Decoder, "decode")),
+    "messages": ((MessageEncoder, "encode"), (MessageDecoder, "decode")),
 }
 LARGE = {
     "linear": "linear",
@@ -196,7 +196,7 @@ def measure(model: str, rows: int, mode: str, args: argparse.Namespace) -> dict[
     """Mean seconds by part, and "total", over the fastest quarter of the steps."""
     core = engine(model, rows, args)
     assembler = OutputAssembler(load_tokenizer(model))
-    encoder, decoder = Encoder(), Decoder(EngineOutputs)
+    encoder, decoder = MessageEncoder(), MessageDecoder(EngineOutputs)
     clock = time.perf_counter if args.clock == "wall" else time.thread_time
     watch = Stopwatch(clock)
 
@@ -213,7 +213,9 @@ def measure(model: str, rows: int, mode: str, args: argparse.Namespace) -> dict[
             )
             name = f"request-{i}"
             assembler.open(
-                Opening(parent_id=name, request_ids=(name,), params=sampling, prompt=None, prompt_token_ids=prompt)
+                RequestOpening(
+                    parent_id=name, request_ids=(name,), params=sampling, prompt=None, prompt_token_ids=prompt
+                )
             )
             core.add(EngineRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling))
         for _ in range(WARM_UP):

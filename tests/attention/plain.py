@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from octavo.attention.api import Backend, Need, alibi_slopes
+from octavo.attention.api import AttentionNeed, Backend, alibi_slopes
 from octavo.attention.batch import AttentionBatch
 from octavo.base.kvspec import FullAttentionSpec, KVSpec, SlidingWindowSpec
 from octavo.config.facts import DeviceFacts
@@ -37,8 +37,10 @@ def scaled(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Ten
     return codes.to(dtype), (high / most).squeeze(-1)
 
 
-def need_of(heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.float32, window: int | None = None) -> Need:
-    return Need(
+def need_of(
+    heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.float32, window: int | None = None
+) -> AttentionNeed:
+    return AttentionNeed(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=dim,
@@ -49,7 +51,7 @@ def need_of(heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.floa
     )
 
 
-def spec_of(need: Need, block_size: int, window: int | None) -> KVSpec:
+def spec_of(need: AttentionNeed, block_size: int, window: int | None) -> KVSpec:
     common = {
         "block_size": block_size,
         "num_kv_heads": need.num_kv_heads,
@@ -90,7 +92,9 @@ class Paged:
     block_size: int
 
 
-def paged_cache(need: Need, seq_lens, block_size: int, gen: np.random.Generator, spare_blocks: int = 3) -> Paged:
+def paged_cache(
+    need: AttentionNeed, seq_lens, block_size: int, gen: np.random.Generator, spare_blocks: int = 3
+) -> Paged:
     widths = [-(-n // block_size) for n in seq_lens]
     num_blocks = 1 + sum(widths) + spare_blocks
     shape = (num_blocks, 2, 2, need.num_kv_heads, block_size, need.head_dim)  # two layers' pages in each block
@@ -121,7 +125,7 @@ def stored(binding: LayerBinding, block: int, offset: int) -> tuple[torch.Tensor
 
 def run_and_compare(
     backend: Backend,
-    need: Need,
+    need: AttentionNeed,
     rows,  # (context, query) lengths
     block_size: int,
     *,
@@ -159,7 +163,7 @@ def run_and_compare(
         )
         old_k = torch.cat([k[:c] for k, c in zip(keys, contexts, strict=True)])
         old_v = torch.cat([v[:c] for v, c in zip(values, contexts, strict=True)])
-        impl.write(old_k, old_v, cache.binding, before.slot_tensor())
+        impl.write(old_k, old_v, cache.binding, before.slot_mapping_tensor())
     if need.window is not None and group_window is not None:  # blocks that the group's window left were taken away
         for row, context in enumerate(contexts):
             gone = max(0, context - group_window + 1) // block_size
@@ -174,7 +178,7 @@ def run_and_compare(
     new_k = torch.cat([*(k[c:] for k, c in zip(keys, contexts, strict=True)), pad])
     new_v = torch.cat([*(v[c:] for v, c in zip(values, contexts, strict=True)), pad])
     plan = backend.builder(spec_of(need, block_size, group_window)).plan(batch)
-    impl.write(new_k, new_v, cache.binding, batch.slot_tensor())
+    impl.write(new_k, new_v, cache.binding, batch.slot_mapping_tensor())
     sinks = torch.randn(need.num_heads) if need.sinks else None
     slopes = torch.tensor(need.slopes or alibi_slopes(need.num_heads)) if need.alibi else None
     out = impl.run(query, new_k, new_v, cache.binding, plan, sinks)

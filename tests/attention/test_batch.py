@@ -29,7 +29,7 @@ def test_slots_equal_a_plain_loop(rows, block_size, padding):
         block_size=block_size,
         padded_tokens=len(want) + padding,
     )
-    assert batch.slots.tolist() == want + [-1] * padding
+    assert batch.slot_mapping.tolist() == want + [-1] * padding
     assert batch.query_starts.tolist() == [sum(queries[:i]) for i in range(len(rows) + 1)]
     assert batch.seq_lens.tolist() == [c + q for c, q in rows]
     assert (batch.num_rows, batch.num_tokens) == (len(rows), len(want))
@@ -38,11 +38,11 @@ def test_slots_equal_a_plain_loop(rows, block_size, padding):
 
 def test_the_slot_tensor_is_a_view_on_the_cpu():
     batch = AttentionBatch.of(query_lens=[2], context_lens=[0], block_table=np.array([[4]], np.int32), block_size=8)
-    tensor = batch.slot_tensor()
+    tensor = batch.slot_mapping_tensor()
     assert tensor.dtype == torch.int64 and tensor.tolist() == [32, 33]
-    assert tensor.data_ptr() == batch.slots.ctypes.data
+    assert tensor.data_ptr() == batch.slot_mapping.ctypes.data
 
 
 def test_an_empty_step():
     batch = AttentionBatch.of(query_lens=[], context_lens=[], block_table=np.zeros((0, 1), np.int32), block_size=8)
-    assert (batch.num_rows, batch.num_tokens, batch.max_seq_len) == (0, 0, 0) and len(batch.slots) == 0
+    assert (batch.num_rows, batch.num_tokens, batch.max_seq_len) == (0, 0, 0) and len(batch.slot_mapping) == 0

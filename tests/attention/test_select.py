@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from octavo.attention.api import Capabilities, Kind
+from octavo.attention.api import AttentionKind, Capabilities
 from octavo.attention.sdpa import SdpaBackend
 from octavo.attention.select import backends, choose, choose_block_size
 from octavo.base.errors import ConfigError
@@ -89,7 +89,7 @@ def test_a_backend_that_cannot_be_imported_is_one_more_reason():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"kind": Kind.ENCODER}, "has no encoder attention"),
+        ({"kind": AttentionKind.ENCODER}, "has no encoder attention"),
         ({"causal": False}, "has no non-causal attention"),
         ({"alibi": True}, "has no ALiBi"),
         ({"latent": True}, "has no latent attention"),

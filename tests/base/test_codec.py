@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.base.codec import INLINE_BYTES, Decoder, Encoder, encode_outputs, part_classes
+from octavo.base.codec import INLINE_BYTES, MessageDecoder, MessageEncoder, encode_outputs, part_classes
 from octavo.base.errors import ServerError
 from octavo.base.outputs import EngineOutputs, OutputPart, RequestDelta, StatsSnapshot
 from octavo.base.params import SamplingParams
@@ -35,7 +35,7 @@ class ToyPlanPart(PlanPart, frozen=True):
 
 def trip(message, kind):
     """Encode and decode, as over a socket (frames become plain bytes)."""
-    return Decoder(kind).decode([bytes(f) for f in Encoder().encode(message)])
+    return MessageDecoder(kind).decode([bytes(f) for f in MessageEncoder().encode(message)])
 
 
 def test_requests_aborts_and_admin_calls_survive_the_trip():
@@ -65,9 +65,9 @@ def test_outputs_with_arrays_survive_inline_and_out_of_band(lines):
     delta = RequestDelta(
         request_id="r", new_token_ids=(4,), finish=FinishReason.STOP, logprobs=arrays, parts=(ToyOutputPart({"a": 1}),)
     )
-    frames = Encoder().encode(EngineOutputs(deltas=(delta,), stats=StatsSnapshot(seq=4)))
+    frames = MessageEncoder().encode(EngineOutputs(deltas=(delta,), stats=StatsSnapshot(seq=4)))
     assert (len(frames) > 1) == (lines * 12 > INLINE_BYTES)
-    back = Decoder(EngineOutputs).decode([bytes(f) for f in frames])
+    back = MessageDecoder(EngineOutputs).decode([bytes(f) for f in frames])
     got = back.deltas[0]
     assert got.parts == delta.parts
     assert got.finish is FinishReason.STOP
@@ -90,16 +90,16 @@ def test_plans_survive_the_trip(tokens):
 
 
 def test_another_version_and_damage_are_refused_in_words():
-    frames = [bytes(f) for f in Encoder().encode(Abort(("a",)))]
+    frames = [bytes(f) for f in MessageEncoder().encode(Abort(("a",)))]
     with pytest.raises(ServerError, match="version 9"):
-        Decoder(Abort).decode([b"\x09" + frames[0][1:]])
+        MessageDecoder(Abort).decode([b"\x09" + frames[0][1:]])
     with pytest.raises(ServerError, match="cannot be decoded"):
-        Decoder(Abort).decode([frames[0][:-2]])
+        MessageDecoder(Abort).decode([frames[0][:-2]])
     with pytest.raises(ServerError, match="no installed feature"):
         bad = msgspec.msgpack.encode(
             {"type": "EngineOutputs", "deltas": [{"request_id": "r", "parts": [{"type": "Odd"}]}]}
         )
-        Decoder(EngineOutputs).decode([b"\x01" + bad])
+        MessageDecoder(EngineOutputs).decode([b"\x01" + bad])
 
 
 class Foreign(msgspec.Struct, frozen=True, tag="Foreign"):
@@ -111,8 +111,8 @@ class Foreign(msgspec.Struct, frozen=True, tag="Foreign"):
 def damaged_trip(message, kind):
     """The trip, and what was lost on it."""
     lost = {}
-    frames = [bytes(f) for f in Encoder().encode(message)]
-    return Decoder(kind, on_damaged=lambda request_id, why: lost.update({request_id: why})).decode(frames), lost
+    frames = [bytes(f) for f in MessageEncoder().encode(message)]
+    return MessageDecoder(kind, on_damaged=lambda request_id, why: lost.update({request_id: why})).decode(frames), lost
 
 
 def test_f31_an_answer_that_cannot_be_read_is_lost_alone():
@@ -149,8 +149,8 @@ def test_f31_an_answer_that_cannot_be_sent_ends_with_an_error():
     """F31: what a feature puts in an answer may be anything."""
     odd = RequestDelta(request_id="odd", parts=(object(),))
     outputs = EngineOutputs(deltas=(odd, RequestDelta(request_id="fine", new_token_ids=(7,))))
-    frames, lost = encode_outputs(Encoder(), outputs)
-    got = Decoder(EngineOutputs).decode([bytes(f) for f in frames])
+    frames, lost = encode_outputs(MessageEncoder(), outputs)
+    got = MessageDecoder(EngineOutputs).decode([bytes(f) for f in frames])
     assert lost == ("odd",)
     assert got.deltas[0].finish is FinishReason.ERROR and "cannot be sent" in got.deltas[0].error
     assert got.deltas[1].new_token_ids == (7,)

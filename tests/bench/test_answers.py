@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from octavo.bench.answers import Answer, parse
+from octavo.bench.answers import AnswerReader, parse
 from tests.bench.scripted import END, STREAM_HEAD, chunk, event, plain, token, usage
 
 DONE = event(b"[DONE]")
@@ -48,7 +48,7 @@ EVENTS = [
 def test_an_event_counts_as_a_token_in_the_search_as_in_the_full_parse(data, api, is_token, text, keep_text):
     found = parse(data[:-2])
     assert (found.token, found.text, found.error) == (is_token, text, None)
-    answer = Answer(api, keep_text=keep_text)
+    answer = AnswerReader(api, keep_text=keep_text)
     answer.feed(STREAM_HEAD + chunk(data), 1.0)
     assert (len(answer.times), answer.num_events, answer.error) == (int(is_token), 1, None)
     assert "".join(answer.pieces) == (text if keep_text else "")
@@ -79,7 +79,7 @@ def framings():
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 10_000])
 def test_a_stream_is_read_the_same_in_any_framing_and_any_pieces(name, size):
     data = framings()[name]
-    answer = Answer("completions", keep_text=size == 7)
+    answer = AnswerReader("completions", keep_text=size == 7)
     pieces = [data[i : i + size] for i in range(0, len(data), size)]
     complete = [answer.feed(piece, float(i)) for i, piece in enumerate(pieces)]
     if name == "until the end":
@@ -99,7 +99,7 @@ def test_a_stream_is_read_the_same_in_any_framing_and_any_pieces(name, size):
 
 
 def test_the_moment_of_an_event_is_that_of_its_last_byte():
-    answer = Answer("completions")
+    answer = AnswerReader("completions")
     data = STREAM_HEAD + chunk(token("a"))
     answer.feed(data[:-5], 1.0)
     assert list(answer.times) == []
@@ -108,7 +108,7 @@ def test_the_moment_of_an_event_is_that_of_its_last_byte():
 
 
 def test_usage_in_the_last_event_with_text_is_found():
-    answer = Answer("completions")
+    answer = AnswerReader("completions")
     last = token("b", usage={"prompt_tokens": 3, "completion_tokens": 9})
     assert answer.feed(STREAM_HEAD + chunk(token("a") + last + DONE) + END, 1.0)
     answer.finish(stream=True)
@@ -127,7 +127,7 @@ def test_usage_in_the_last_event_with_text_is_found():
     ],
 )
 def test_a_stream_that_goes_wrong_is_an_error(payload, words):
-    answer = Answer("completions")
+    answer = AnswerReader("completions")
     assert answer.feed(STREAM_HEAD + chunk(payload) + END, 1.0)
     answer.finish(stream=True)
     assert answer.error == words
@@ -147,7 +147,7 @@ def test_a_stream_that_goes_wrong_is_an_error(payload, words):
     ],
 )
 def test_an_answer_that_is_no_stream_is_an_error_in_its_own_words(data, stream, words):
-    answer = Answer("completions")
+    answer = AnswerReader("completions")
     assert answer.feed(data, 1.0)
     answer.finish(stream)
     assert answer.error == words
@@ -155,7 +155,7 @@ def test_an_answer_that_is_no_stream_is_an_error_in_its_own_words(data, stream, 
 
 @pytest.mark.parametrize("choice", [{"text": "hello"}, {"message": {"role": "assistant", "content": "hello"}}])
 def test_a_whole_answer_gives_its_usage_and_text(choice):
-    answer = Answer("completions")
+    answer = AnswerReader("completions")
     assert answer.feed(plain(200, {"choices": [choice], "usage": {"completion_tokens": 2}}), 1.0)
     answer.finish(stream=False)
     assert (answer.error, answer.usage, answer.pieces) == (None, {"completion_tokens": 2}, ["hello"])
@@ -163,7 +163,7 @@ def test_a_whole_answer_gives_its_usage_and_text(choice):
 
 
 def test_connection_close_is_seen():
-    answer = Answer("completions")
+    answer = AnswerReader("completions")
     answer.feed(plain(200, {"choices": [{"text": ""}]}, b"Connection: close\r\n"), 1.0)
     assert not answer.keep_alive
 
@@ -171,7 +171,7 @@ def test_connection_close_is_seen():
 @pytest.mark.parametrize("data", [b"SSH-2.0-x\r\n\r\n", STREAM_HEAD + b"zz\r\nabc\r\n"])
 def test_what_is_not_http_is_refused(data):
     with pytest.raises(ValueError, match=r"HTTP/1\.1|invalid literal"):
-        Answer("completions").feed(data, 1.0)
+        AnswerReader("completions").feed(data, 1.0)
 
 
 def test_an_event_without_choices_or_usage_is_nothing():
@@ -190,10 +190,10 @@ def test_no_json_ends_the_client(value):
     data = event(value)
     found = parse(data[:-2])
     assert isinstance(found.token, bool)
-    stream = Answer("chat")
+    stream = AnswerReader("chat")
     assert stream.feed(STREAM_HEAD + chunk(data + DONE) + END, 1.0)
     stream.finish(stream=True)
-    whole = Answer("chat")
+    whole = AnswerReader("chat")
     assert whole.feed(plain(200, value), 1.0)
     whole.finish(stream=False)
     assert whole.error or whole.pieces
@@ -203,7 +203,7 @@ def test_no_json_ends_the_client(value):
 @example(b"-5\r\nabcdefgh\r\n", True)
 @example(b"1;\r\na\r\n0\r\n\r\n", True)
 def test_no_bytes_end_the_client(data, after_head):
-    answer = Answer("completions")
+    answer = AnswerReader("completions")
     with contextlib.suppress(ValueError):
         answer.feed((STREAM_HEAD if after_head else b"") + data, 1.0)
         answer.finish(stream=True)

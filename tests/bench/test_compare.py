@@ -25,16 +25,18 @@ from octavo.bench.compare import (
     report,
     run_compare,
 )
-from octavo.bench.load import Target, run_load
-from octavo.bench.peers.api import Launch, Model, Need, Shape
-from octavo.bench.records import About, Book, Probed, Run
+from octavo.bench.load import LoadTarget, run_load
+from octavo.bench.peers.api import Checkpoint, Launch, ModelShape, ServerNeed
+from octavo.bench.records import About, BenchRun, Probed, RecordLog
 from octavo.bench.roof import Roof
 from octavo.bench.samples import LoadResult, Sample
 from octavo.bench.workloads import Workload
 from octavo.bench.works import CAPACITY, works
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_engine.py"
-SHAPE = Shape(num_layers=1, hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8, vocab_size=16)
+SHAPE = ModelShape(
+    num_layers=1, hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8, vocab_size=16
+)
 
 
 class FakePeer:
@@ -44,24 +46,24 @@ class FakePeer:
 
     def __init__(self, name: str, *options: str, works: frozenset[str] | None = None, reason: str | None = None):
         self.name, self._options, self.works, self._reason = name, options, works, reason
-        self.needs: list[Need] = []
+        self.needs: list[ServerNeed] = []
 
     def available(self) -> str | None:
         return self._reason
 
-    def files(self, model: Model, width: str) -> tuple[Path, ...]:
+    def files(self, model: Checkpoint, width: str) -> tuple[Path, ...]:
         return (model.folder / "weights",)
 
     def version_command(self) -> tuple[str, ...]:
         return (sys.executable, "-c", f"print('{self.name} 1.0')")
 
-    def launch(self, model: Model, width: str, need: Need, port: int) -> Launch:
+    def launch(self, model: Checkpoint, width: str, need: ServerNeed, port: int) -> Launch:
         self.needs.append(need)
         command = (sys.executable, str(FAKE), "--port", str(port), *self._options)
         return Launch(command=command, port=port, model=self.name, extra={"ignore_eos": True})
 
 
-def answer(target: Target, work: Workload) -> LoadResult:
+def answer(target: LoadTarget, work: Workload) -> LoadResult:
     """Answers that need no server: 10 ms to the first token and 10 ms a token; octavo is twice as fast."""
     step = 0.005 if target.model == "octavo" else 0.01
     samples = []
@@ -83,12 +85,14 @@ def answer(target: Target, work: Workload) -> LoadResult:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Model:
+def model(tmp_path: Path) -> Checkpoint:
     (tmp_path / "weights").write_bytes(b"w" * 100)
-    return Model(name="tiny", folder=tmp_path, gguf={}, shape=SHAPE)
+    return Checkpoint(name="tiny", folder=tmp_path, gguf={}, shape=SHAPE)
 
 
-def plan_of(model: Model, peers: list[FakePeer], *names: str, rounds: int = 1, widths: tuple[str, ...] = ("bf16",)):
+def plan_of(
+    model: Checkpoint, peers: list[FakePeer], *names: str, rounds: int = 1, widths: tuple[str, ...] = ("bf16",)
+):
     chosen = {name: work for name, work in works(4).items() if name in names}
     return Plan(
         works=chosen, models=[model], widths=widths, peers=peers, rounds=rounds, rate=None,
@@ -96,15 +100,15 @@ def plan_of(model: Model, peers: list[FakePeer], *names: str, rounds: int = 1, w
     )  # fmt: skip
 
 
-def compared(plan: Plan, book: Book | None = None, **options: Any) -> tuple[Book, list[str]]:
+def compared(plan: Plan, book: RecordLog | None = None, **options: Any) -> tuple[RecordLog, list[str]]:
     said: list[str] = []
-    book = book or Book(None, append=False)
+    book = book or RecordLog(None, append=False)
     settings = {"send": answer, "probe_roof": lambda: None, **options}
     Comparison(plan, book, say=said.append, **settings).run({"rounds": plan.rounds})
     return book, said
 
 
-def test_engines_take_turns_within_each_round(model: Model):
+def test_engines_take_turns_within_each_round(model: Checkpoint):
     peers = [FakePeer("octavo"), FakePeer("other")]
     book, _ = compared(plan_of(model, peers, "W1", "W3", "W6", rounds=2))
     assert [(r.round, r.peer, r.work) for r in book.runs] == [
@@ -113,7 +117,7 @@ def test_engines_take_turns_within_each_round(model: Model):
     assert len(peers[0].needs) == 2  # one start a round serves the three works
 
 
-def test_works_that_need_another_server_get_one(model: Model):
+def test_works_that_need_another_server_get_one(model: Checkpoint):
     peer = FakePeer("other")
     book, _ = compared(plan_of(model, [peer], "W1", "W2", "W4"))
     assert [need.slots for need in peer.needs] == [1, 32, 32]
@@ -121,10 +125,10 @@ def test_works_that_need_another_server_get_one(model: Model):
     assert [r.work for r in book.runs] == ["W1", "W2", "W4"]
 
 
-def test_every_engine_gets_the_same_prompts_and_each_round_new_ones(model: Model):
+def test_every_engine_gets_the_same_prompts_and_each_round_new_ones(model: Checkpoint):
     sent: list[tuple[str, Any]] = []
 
-    def send(target: Target, work: Workload) -> LoadResult:
+    def send(target: LoadTarget, work: Workload) -> LoadResult:
         if work.name == "W1":
             sent.append((target.model, work.items[0].prompt))
         return answer(target, work)
@@ -135,7 +139,7 @@ def test_every_engine_gets_the_same_prompts_and_each_round_new_ones(model: Model
     assert len(set(by_peer["a"])) == len(by_peer["a"]) == 6
 
 
-def test_the_figures_are_those_of_the_samples(model: Model):
+def test_the_figures_are_those_of_the_samples(model: Checkpoint):
     book, _ = compared(plan_of(model, [FakePeer("other")], *(f"W{i}" for i in range(1, 8))))
     values = {r.work: r.values for r in book.runs}
     assert values["W1"]["decode_tok_s"] == pytest.approx((100.0,) * 3)
@@ -149,10 +153,10 @@ def test_the_figures_are_those_of_the_samples(model: Model):
     assert values["W7"]["peak_bytes"][0] > 2**20
 
 
-def test_w5s_rates_come_from_the_best_other_engine(model: Model):
+def test_w5s_rates_come_from_the_best_other_engine(model: Checkpoint):
     rates: list[float] = []
 
-    def send(target: Target, work: Workload) -> LoadResult:
+    def send(target: LoadTarget, work: Workload) -> LoadResult:
         result = answer(target, work)
         slower = {"slow": 10.0, "octavo": 0.1}.get(target.model, 1.0)
         if work.name.startswith("W5 at"):
@@ -167,7 +171,7 @@ def test_w5s_rates_come_from_the_best_other_engine(model: Model):
     assert len(rates) == 6 and len(set(rates)) == 2  # the same arrivals for all, at two rates
 
 
-def test_one_engine_that_fails_is_reported_and_the_others_go_on(model: Model):
+def test_one_engine_that_fails_is_reported_and_the_others_go_on(model: Checkpoint):
     peers = [FakePeer("dies", "--die"), FakePeer("refuses", "--refuse"), FakePeer("octavo")]
     plan = plan_of(model, peers, "W6", "W1")
     book, said = compared(plan, send=run_load, probe_roof=lambda: None)
@@ -181,9 +185,9 @@ def test_one_engine_that_fails_is_reported_and_the_others_go_on(model: Model):
     assert sum(line.startswith("FAILED: W1 tiny bf16 refuses, round 1") for line in shown) == 1
 
 
-def test_an_engine_that_does_not_start_costs_each_of_its_works(model: Model):
+def test_an_engine_that_does_not_start_costs_each_of_its_works(model: Checkpoint):
     class Broken(FakePeer):
-        def launch(self, model: Model, width: str, need: Need, port: int) -> Launch:
+        def launch(self, model: Checkpoint, width: str, need: ServerNeed, port: int) -> Launch:
             return Launch(command=(sys.executable, "-c", "raise SystemExit('bad model')"), port=port, model="x")
 
     book, _ = compared(plan_of(model, [Broken("broken"), FakePeer("octavo")], "W1", "W3"))
@@ -194,42 +198,42 @@ def test_an_engine_that_does_not_start_costs_each_of_its_works(model: Model):
     assert all(r.error is None for r in book.runs if r.peer == "octavo")
 
 
-def test_an_answer_that_stops_early_gives_no_figure(model: Model):
+def test_an_answer_that_stops_early_gives_no_figure(model: Checkpoint):
     book, _ = compared(plan_of(model, [FakePeer("other", "--short")], "W1"), send=run_load)
     assert "tokens got" in str(book.runs[0].error)
 
 
-def test_a_peer_that_is_not_there_is_said_once_and_left_out(model: Model):
+def test_a_peer_that_is_not_there_is_said_once_and_left_out(model: Checkpoint):
     peers = [FakePeer("absent", reason="it is not built"), FakePeer("octavo")]
     book, said = compared(plan_of(model, peers, "W1", rounds=2))
     assert {r.peer for r in book.runs} == {"octavo"}
     assert said.count("absent is left out: it is not built") == 1
 
 
-def test_a_peer_runs_only_the_works_it_can(model: Model):
+def test_a_peer_runs_only_the_works_it_can(model: Checkpoint):
     book, _ = compared(plan_of(model, [FakePeer("single", works=frozenset({"W1"}))], "W1", "W2", "W3"))
     assert [r.work for r in book.runs] == ["W1"]
 
 
-def test_a_missing_file_leaves_the_peer_out_for_that_model(model: Model):
+def test_a_missing_file_leaves_the_peer_out_for_that_model(model: Checkpoint):
     (model.folder / "weights").unlink()
     book, said = compared(plan_of(model, [FakePeer("other")], "W1"))
     assert book.runs == ()
     assert any("weights is missing" in line for line in said)
 
 
-def test_what_the_file_has_is_not_measured_again_and_failures_are(model: Model, tmp_path: Path):
+def test_what_the_file_has_is_not_measured_again_and_failures_are(model: Checkpoint, tmp_path: Path):
     path = tmp_path / "out.jsonl"
     bad = plan_of(model, [FakePeer("octavo"), FakePeer("other", "--refuse")], "W1", "W3")
-    compared(bad, Book(path, append=False), send=run_load)
+    compared(bad, RecordLog(path, append=False), send=run_load)
     again = [FakePeer("octavo"), FakePeer("other")]
-    book, _ = compared(plan_of(model, again, "W1", "W3"), Book(path, append=True))
+    book, _ = compared(plan_of(model, again, "W1", "W3"), RecordLog(path, append=True))
     assert again[0].needs == [] and len(again[1].needs) == 1
     assert all(r.error is None for r in book.runs) and len(book.runs) == 4
     assert sum(isinstance(r, About) for r in book.records) == 2
 
 
-def test_the_machine_is_probed_before_each_round_and_at_the_end(model: Model):
+def test_the_machine_is_probed_before_each_round_and_at_the_end(model: Checkpoint):
     roofs = iter([Roof(read_gb_s=float(i), bf16_gflop_s=1.0) for i in range(10)])
     book, _ = compared(plan_of(model, [FakePeer("other")], "W1", rounds=2), probe_roof=lambda: next(roofs))
     assert [p.before for p in book.probes] == ["tiny bf16 round 1", "tiny bf16 round 2", "the end"]
@@ -238,9 +242,9 @@ def test_the_machine_is_probed_before_each_round_and_at_the_end(model: Model):
     assert shown[0] == "the machine's limits: 1.0 GB/s read, 1.0 GFLOP/s bf16"
 
 
-def test_samples_are_in_the_file_and_it_can_be_read_without_octavo(model: Model, tmp_path: Path):
+def test_samples_are_in_the_file_and_it_can_be_read_without_octavo(model: Checkpoint, tmp_path: Path):
     path = tmp_path / "out.jsonl"
-    compared(plan_of(model, [FakePeer("other")], "W2"), Book(path, append=False))
+    compared(plan_of(model, [FakePeer("other")], "W2"), RecordLog(path, append=False))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["type"] for line in lines] == ["about", "run"]
     assert lines[0]["versions"] == {"other": "other 1.0"}
@@ -250,7 +254,7 @@ def test_samples_are_in_the_file_and_it_can_be_read_without_octavo(model: Model,
     assert len(requests[0]["token_times"]) == requests[0]["output_tokens"] == 128
 
 
-def test_through_http_from_start_to_table(model: Model, capsys: pytest.CaptureFixture[str]):
+def test_through_http_from_start_to_table(model: Checkpoint, capsys: pytest.CaptureFixture[str]):
     plan = plan_of(model, [FakePeer("octavo", "--token-s", "0.001"), FakePeer("other", "--token-s", "0.004")], "W1")
     book, _ = compared(plan, send=run_load)
     shown: list[str] = []
@@ -303,7 +307,7 @@ def test_more_arguments_for_an_engine_follow_its_own(home: Path):
     assert plan.extra_args == {"llamacpp": ("-np", "8", "--alias", "a b", "-fa", "off")}
 
 
-def test_more_arguments_reach_the_command(model: Model):
+def test_more_arguments_reach_the_command(model: Checkpoint):
     plan = replace(plan_of(model, [FakePeer("octavo"), FakePeer("other")], "W1"), extra_args={"other": ("--refuse",)})
     book, _ = compared(plan, send=run_load)
     assert {r.peer: r.error is None for r in book.runs} == {"octavo": True, "other": False}
@@ -340,10 +344,12 @@ def test_going_on_needs_a_file(home: Path):
 
 def test_the_table_of_an_earlier_file_is_printed_without_measuring(home: Path, capsys: pytest.CaptureFixture[str]):
     path = home / "out.jsonl"
-    book = Book(path, append=False)
+    book = RecordLog(path, append=False)
     book.add(Probed(before="x", read_gb_s=1.0))
     for peer, value in (("octavo", 30.0), ("vllm", 20.0)):
-        book.add(Run(work="W1", model="smollm2", width="bf16", peer=peer, round=1, values={"decode_tok_s": (value,)}))
+        book.add(
+            BenchRun(work="W1", model="smollm2", width="bf16", peer=peer, round=1, values={"decode_tok_s": (value,)})
+        )
     before = path.read_bytes()
     assert run_compare(parsed("--peers-dir", str(home), "--out", str(path), "--table")) == 0
     assert path.read_bytes() == before

@@ -6,20 +6,22 @@ from pathlib import Path
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.bench.peers.api import Shape
-from octavo.bench.records import Book, Probed, Run
+from octavo.bench.peers.api import ModelShape
+from octavo.bench.records import BenchRun, Probed, RecordLog
 from octavo.bench.roof import Roof, limit, probe, share
 from octavo.bench.standings import best_capacity, failures, median_roof, rows, table
 from octavo.bench.works import CAPACITY, works
 
-SHAPE = Shape(
+SHAPE = ModelShape(
     num_layers=30, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3, head_dim=64, vocab_size=49152
 )
 ROOF = Roof(read_gb_s=40.0, bf16_gflop_s=300.0, int8_gop_s=900.0)
 
 
-def run(peer: str, round_: int, work: str = "W1", width: str = "bf16", **values: float) -> Run:
-    return Run(work=work, model="m", width=width, peer=peer, round=round_, values={k: (v,) for k, v in values.items()})
+def run(peer: str, round_: int, work: str = "W1", width: str = "bf16", **values: float) -> BenchRun:
+    return BenchRun(
+        work=work, model="m", width=width, peer=peer, round=round_, values={k: (v,) for k, v in values.items()}
+    )
 
 
 def test_cells_are_medians_over_rounds_with_their_extremes():
@@ -32,7 +34,7 @@ def test_cells_are_medians_over_rounds_with_their_extremes():
 
 
 def test_a_rounds_value_is_the_median_of_its_repeats():
-    one = Run(work="W1", model="m", width="bf16", peer="octavo", round=1, values={"decode_tok_s": (1.0, 9.0, 2.0)})
+    one = BenchRun(work="W1", model="m", width="bf16", peer="octavo", round=1, values={"decode_tok_s": (1.0, 9.0, 2.0)})
     (row,) = rows([one], works(1), {}, Roof())
     assert row.cells["octavo"].median == 2.0
 
@@ -56,7 +58,7 @@ def test_widths_and_models_are_rows_of_their_own():
 
 
 def test_what_failed_is_in_no_cell_and_in_the_list():
-    bad = Run(work="W1", model="m", width="bf16", peer="vllm", round=2, error="it ended")
+    bad = BenchRun(work="W1", model="m", width="bf16", peer="vllm", round=2, error="it ended")
     (row,) = rows([run("octavo", 1, decode_tok_s=5.0), bad], works(1), {}, Roof())
     assert set(row.cells) == {"octavo"}
     assert failures([bad]) == ("W1 m bf16 vllm, round 2: it ended",)
@@ -148,18 +150,18 @@ def test_a_probe_command_that_is_not_there_is_none():
 
 def test_a_file_is_continued_and_a_half_written_end_dropped(tmp_path: Path):
     path = tmp_path / "out.jsonl"
-    Book(path, append=False).add(run("octavo", 1, decode_tok_s=5.0))
+    RecordLog(path, append=False).add(run("octavo", 1, decode_tok_s=5.0))
     with path.open("ab") as file:
         file.write(b'{"type":"run","work":"W3"')
-    book = Book(path, append=True)
+    book = RecordLog(path, append=True)
     assert [r.work for r in book.runs] == ["W1"]
     book.add(run("octavo", 2, decode_tok_s=6.0))
-    assert len(Book(path, append=True).runs) == 2
+    assert len(RecordLog(path, append=True).runs) == 2
 
 
 def test_a_later_run_takes_the_place_of_an_earlier_one():
-    book = Book(None, append=False)
-    failed = Run(work="W1", model="m", width="bf16", peer="octavo", round=1, error="bad luck")
+    book = RecordLog(None, append=False)
+    failed = BenchRun(work="W1", model="m", width="bf16", peer="octavo", round=1, error="bad luck")
     book.add(failed)
     assert not book.done("W1", "m", "bf16", "octavo", 1)
     book.add(run("octavo", 1, decode_tok_s=5.0))
@@ -171,10 +173,10 @@ def test_a_file_of_something_else_is_refused_and_kept(tmp_path: Path):
     path = tmp_path / "notes.txt"
     path.write_text("dear diary\nit rains\n")
     with pytest.raises(ConfigError, match=r"line 1 of .* is not a record"):
-        Book(path, append=True)
+        RecordLog(path, append=True)
     assert path.read_text() == "dear diary\nit rains\n"
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match="cannot write"):
-        Book(tmp_path / "no" / "such" / "folder", append=False)
+        RecordLog(tmp_path / "no" / "such" / "folder", append=False)

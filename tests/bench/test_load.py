@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.bench.load import Target, ceilings, own_ceiling, run, run_load
+from octavo.bench.load import LoadTarget, ceilings, own_ceiling, run, run_load
 from octavo.bench.workloads import Item, Workload, multi_turn, random_prompts
 from tests.bench.scripted import END, STREAM_HEAD, chunk, event, plain, scripted, token, usage, words
 from tests.support import checkpoints
@@ -17,7 +17,7 @@ from tests.support.live import live
 
 
 def target(server, **more):
-    return Target(base_url=getattr(server, "url", server), model="m", **{"timeout_s": 30.0, **more})
+    return LoadTarget(base_url=getattr(server, "url", server), model="m", **{"timeout_s": 30.0, **more})
 
 
 def work(num, max_tokens=5, **more):
@@ -262,7 +262,7 @@ def test_a_real_server_gives_the_tokens_that_were_asked_for():
     items = random_prompts(5, input_len=(3, 40), output_len=(1, 9), ids=(10, 500))
     with live(checkpoints.tiny_llama()) as server:
         result = run_load(
-            Target(base_url=server.url, model=server.model), Workload(name="w", items=items, concurrency=3)
+            LoadTarget(base_url=server.url, model=server.model), Workload(name="w", items=items, concurrency=3)
         )
         for item, s in zip(items, result.samples, strict=True):
             assert s.error is None
@@ -270,7 +270,7 @@ def test_a_real_server_gives_the_tokens_that_were_asked_for():
             assert (s.prompt_tokens, s.output_tokens) == (len(item.prompt), item.max_tokens)
             assert 1 <= len(s.token_times) <= item.max_tokens
         bad = Workload(name="w", items=(Item(prompt=(10_000,), max_tokens=1),), concurrency=1)
-        error = run_load(Target(base_url=server.url, model=server.model), bad).samples[0].error
+        error = run_load(LoadTarget(base_url=server.url, model=server.model), bad).samples[0].error
         assert error.startswith("HTTP 400: ")
         assert "10000" in error
 
@@ -279,7 +279,7 @@ def test_a_real_chat_with_several_turns():
     items = multi_turn(2, turns=2, input_len=4, output_len=3, text=True)
     with live(checkpoints.tiny_llama()) as server:
         result = run_load(
-            Target(base_url=server.url, model=server.model, api="chat"),
+            LoadTarget(base_url=server.url, model=server.model, api="chat"),
             Workload(name="w", items=items, concurrency=2, real_history=True),
         )
     assert [s.error for s in result.samples] == [None] * 4

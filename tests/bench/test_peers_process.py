@@ -12,7 +12,7 @@ from octavo.bench.peers.api import Launch
 from octavo.bench.peers.process import (
     MemoryWatch,
     PeerFailed,
-    Process,
+    ProcessHandle,
     Server,
     free_port,
     memory,
@@ -91,7 +91,7 @@ def test_a_process_with_another_start_time_is_left_alone(tmp_path: Path):
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         server = Server(launch(), tmp_path / "log")
-        server._seen.add(Process(pid=bystander.pid, started=1))  # the id was once another's
+        server._seen.add(ProcessHandle(pid=bystander.pid, started=1))  # the id was once another's
         server.stop()
         assert bystander.poll() is None
     finally:
@@ -103,7 +103,7 @@ def test_a_tree_of_an_ended_process_is_empty():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     assert process_tree(ended.pid) == ()
-    assert memory([Process(pid=ended.pid, started=1)]).num_processes == 0
+    assert memory([ProcessHandle(pid=ended.pid, started=1)]).num_processes == 0
 
 
 def test_memory_sums_what_proc_says(tmp_path: Path):
@@ -111,7 +111,7 @@ def test_memory_sums_what_proc_says(tmp_path: Path):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "smaps_rollup").write_text(f"5-6 ---p 0 [rollup]\nRss: {rss} kB\nPss:   {pss} kB\n")
         (tmp_path / str(pid) / "status").write_text(f"Name:\tx y\nVmHWM:\t  {high} kB\n")
-    found = memory([Process(pid=pid, started=0) for pid in (11, 12, 13)], tmp_path)
+    found = memory([ProcessHandle(pid=pid, started=0) for pid in (11, 12, 13)], tmp_path)
     assert (found.pss_bytes, found.rss_bytes, found.high_water_bytes) == (150 * 1024, 360 * 1024, 470 * 1024)
 
 
@@ -120,7 +120,7 @@ def test_a_name_with_spaces_and_parentheses_does_not_hide_a_process(tmp_path: Pa
     for pid, parent, start in ((5, 1, 90), (6, 5, 91), (7, 6, 92), (8, 1, 93)):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "stat").write_text(stat.format(pid=pid, parent=parent, start=start))
-    assert process_tree(5, tmp_path) == tuple(Process(pid=p, started=s) for p, s in ((5, 90), (6, 91), (7, 92)))
+    assert process_tree(5, tmp_path) == tuple(ProcessHandle(pid=p, started=s) for p, s in ((5, 90), (6, 91), (7, 92)))
 
 
 def test_the_watch_keeps_the_peak(tmp_path: Path):

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from octavo.base.errors import ServerError
-from octavo.bench.load import Target
+from octavo.bench.load import LoadTarget
 from octavo.bench.serve import first_model, measure, started
 from octavo.bench.workloads import Workload, random_prompts
 from tests.bench.scripted import scripted
@@ -31,7 +31,7 @@ def test_a_started_server_answers_and_is_stopped_by_its_id():
         assert server.ready_s > 0
         assert [at for at, _ in server.lines] == sorted(at for at, _ in server.lines)
         work = Workload(name="w", items=items[:2], concurrency=2)
-        result = measure(Target(base_url=server.url, model=server.model), work, items[2:])
+        result = measure(LoadTarget(base_url=server.url, model=server.model), work, items[2:])
         assert [s.error for s in result.samples] == [None, None]
         assert server.ended() is None
         assert not gone(server.pid)
@@ -48,7 +48,7 @@ def test_warm_up_requests_are_sent_first_one_at_a_time_and_not_counted():
     items = random_prompts(7, input_len=3, output_len=2)
     with scripted() as server:
         work = Workload(name="w", items=items[:4], concurrency=4)
-        result = measure(Target(base_url=server.url, model="m"), work, items[4:])
+        result = measure(LoadTarget(base_url=server.url, model="m"), work, items[4:])
     assert len(result.samples) == 4
     assert [tuple(r.body["prompt"]) for r in server.requests[:3]] == [i.prompt for i in items[4:]]
 

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.test_handover import eventually
+from tests.e2e.test_disagg import eventually
 from tests.support import checkpoints
-from tests.support.handover import OPTIONS, figures, pair, prefill_only, signal_all
+from tests.support.disagg import OPTIONS, figures, pair, prefill_only, signal_all
 from tests.support.live import spawn
 
 LEASE = ("--kv-lease-s", "3")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from octavo.features.transfer.control import search
-from octavo.features.transfer.data import agent, lane, tier_threads
+from octavo.features.transfer.data import agent, tier_threads, worker_thread
 from tests.support import checkpoints
 from tests.support.clients import together
 from tests.support.live import live
@@ -24,7 +24,7 @@ AT_ONCE = 8
 DELAYED: set[str] = set()  # names of threads that had something to do, late
 
 
-class SlowLane(lane.Lane):
+class SlowLane(worker_thread.WorkerThread):
     """A lane whose jobs begin up to 20 ms late. Owns: its chance."""
 
     def __init__(self, name):

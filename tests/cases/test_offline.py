@@ -222,9 +222,9 @@ def test_ofl01_an_interrupted_call_leaves_nothing_behind(llm):
         def close(self):
             done.set()
 
-    inputs = [(llm._front.renderer.text(p), greedy(200)) for p in prompts(5)]
+    inputs = [(llm._frontend.renderer.text(p), greedy(200)) for p in prompts(5)]
     with pytest.raises(Interrupted):
-        llm._front.engine.generate(inputs, progress=Progress())
+        llm._frontend.engine.generate(inputs, progress=Progress())
     assert done.is_set()
     given, params = mixed(6)
     check_order(run(llm, given, params), given, params)

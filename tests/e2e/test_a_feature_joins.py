@@ -39,7 +39,7 @@ class BanReport(ResultPart, frozen=True):
     masked: int
 
 
-class BanControl(control_seams.NullPart):
+class BanControl(control_seams.NullControlPart):
     """Owns: the requests of plans in flight, and the last report."""
 
     name = "ban"
@@ -47,8 +47,8 @@ class BanControl(control_seams.NullPart):
     def __init__(self):
         self.rows, self.reported, self.late = {}, 0, 0
 
-    def plan(self, draft):
-        self.rows[draft.seq] = list(draft.rows)
+    def plan(self, builder):
+        self.rows[builder.seq] = list(builder.rows)
         return control_seams.Late("BanPlan")
 
     def supply(self, plan):
@@ -57,7 +57,7 @@ class BanControl(control_seams.NullPart):
         return BanPlan(
             tuple(
                 int(req.tokens[-1])
-                for req, count in zip(rows, plan.batch.sample_counts, strict=True)
+                for req, count in zip(rows, plan.batch.num_sampled_tokens, strict=True)
                 if count
             )
         )  # fmt: skip
@@ -67,7 +67,7 @@ class BanControl(control_seams.NullPart):
         return control_seams.Absorbed()
 
 
-class BanData(data_seams.NullPart):
+class BanData(data_seams.NullDataPart):
     """Owns: how many rows it masked."""
 
     name = "ban"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from octavo.config.schema import CacheConfig
 from octavo.features.transfer.control.consumer import Consumer, OnFailure
-from octavo.features.transfer.control.disagg import Handover
+from octavo.features.transfer.control.disagg import DisaggControl
 from tests.features.transfer.test_disagg import Clock, make_producer
 from tests.support import checkpoints
-from tests.support.handover import OPTIONS
+from tests.support.disagg import OPTIONS
 from tests.support.live import spawn
 from tests.support.ports import free_port
 
@@ -48,7 +48,7 @@ def test_the_walk_through_works_as_it_stands():
 def test_the_guide_names_every_option_and_figure():
     text = GUIDE.read_text()
     clock = Clock()
-    figures = Handover(clock, make_producer(clock), Consumer([16], OnFailure.FAIL)).stats()
+    figures = DisaggControl(clock, make_producer(clock), Consumer([16], OnFailure.FAIL)).stats()
     assert [name for name in figures if f"`{name}`" not in text] == []
     options = [f"--{n.replace('_', '-')}" for n in CacheConfig.__dataclass_fields__ if n.startswith("kv_")]
     elsewhere = {"--kv-cache-dtype", "--kv-cache-memory", "--kv-tier", "--kv-events"}

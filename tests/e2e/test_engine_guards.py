@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import checkpoints
-from tests.support.handover import children
+from tests.support.disagg import children
 from tests.support.http_server import wait_until
 from tests.support.live import spawn
 from tests.support.odd_connector import FOLDER, PATH, STRANGE, UNSENDABLE

@@ -23,7 +23,7 @@ import pytest
 from tests.e2e.test_engine_guards import folders
 from tests.entrypoints.test_route_command import routing
 from tests.support import checkpoints
-from tests.support.handover import children, signal_all
+from tests.support.disagg import children, signal_all
 from tests.support.http_server import wait_until
 from tests.support.live import live, spawn
 from tests.support.odd_connector import FOLDER, PATH

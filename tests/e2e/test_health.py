@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.support import checkpoints
-from tests.support.handover import children
+from tests.support.disagg import children
 from tests.support.http_server import wait_until
 from tests.support.live import spawn
 from tests.support.odd_connector import FOLDER, PATH

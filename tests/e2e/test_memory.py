@@ -14,12 +14,12 @@ from octavo.base.params import SamplingParams
 from octavo.base.requests import EngineRequest
 from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.client import InprocClient
-from octavo.engine.startup import Started, build_core
+from octavo.engine.startup import StartedCore, build_core
 from octavo.executor.api import WorkerConfig
 from octavo.executor.host import HostedWorker, probe
 from octavo.executor.uniproc import UniprocExecutor
 from octavo.worker.memory import KVMemory
-from octavo.worker.seams import NullPart
+from octavo.worker.seams import NullDataPart
 from octavo.worker.worker import WorkerSeams
 from tests.support import checkpoints
 from tests.support.live import spawn
@@ -30,7 +30,7 @@ MIB = 1 << 20
 LARGE_PAGES = 2 * 2 * MIB  # a piece that begins and ends anywhere rounds up to that much more
 
 
-class Watcher(NullPart):
+class Watcher(NullDataPart):
     """Owns: the KV memory, to look at."""
 
     memory: KVMemory
@@ -48,7 +48,7 @@ class Watcher(NullPart):
         return int(np.count_nonzero(entries >> np.uint64(63))) * PAGE
 
 
-def start(num_blocks: int, watcher: Watcher) -> Started:
+def start(num_blocks: int, watcher: Watcher) -> StartedCore:
     model = checkpoints.tiny_llama(num_hidden_layers=12)
     config = EngineConfig(
         model=ModelConfig(model=str(model), dtype="float32", max_model_len=256, weight_cache="off"),

@@ -10,7 +10,7 @@ import pytest
 from octavo.features.router.prompt import Prompt
 from octavo.kvcache.published import Mirror, Note
 from tests.support import checkpoints
-from tests.support.handover import pair
+from tests.support.disagg import pair
 from tests.support.http_server import wait_until
 from tests.support.live import live, spawn
 from tests.support.routed import routed

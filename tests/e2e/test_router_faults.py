@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.support import checkpoints
-from tests.support.handover import consumer, pair
+from tests.support.disagg import consumer, pair
 from tests.support.http_server import wait_until
 from tests.support.live import live
 from tests.support.routed import read_event, routed, words

@@ -181,8 +181,8 @@ def args(**changes):
     ],
 )
 def test_f59_careful_sampling_where_the_author_says_nothing(author, given, expected, whose):
-    front = SimpleNamespace(info=SimpleNamespace(default_sampling=author, max_model_len=100))
-    params, said = sampling(args(**given), front)
+    frontend = SimpleNamespace(info=SimpleNamespace(default_sampling=author, max_model_len=100))
+    params, said = sampling(args(**given), frontend)
     assert {name: getattr(params, name) for name in expected} == expected
     assert params.max_tokens == 99
     assert whose in said

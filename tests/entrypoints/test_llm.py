@@ -30,8 +30,8 @@ HI = {"role": "user", "content": "hi"}
 
 def opened(**changes: Any) -> tuple[LLM, ToyOffline, ToyClient]:
     client = ToyClient(RULE, max_running=5)
-    front = offline(client, **changes)
-    return LLM("folder", opener=lambda options: front), front, client
+    frontend = offline(client, **changes)
+    return LLM("folder", opener=lambda options: frontend), frontend, client
 
 
 @pytest.fixture
@@ -131,11 +131,11 @@ def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
 
 
 def test_chat_options_reach_the_template() -> None:
-    llm, front, _ = opened()
+    llm, frontend, _ = opened()
     llm.chat([HI], SHORT)
     tools = [{"type": "function", "function": {"name": "f"}}]
     llm.chat([HI], SHORT, tools=tools, chat_template="{{ x }}", continue_final_message=True, chat_template_kwargs={"x": 1})  # fmt: skip
-    plain, full = front.renderer.asked
+    plain, full = frontend.renderer.asked
     assert plain == {
         "tools": None, "chat_template": None, "chat_template_kwargs": None, "add_generation_prompt": None,
         "continue_final_message": False,
@@ -155,11 +155,11 @@ def test_the_tokenizer_and_the_cache_can_be_reached() -> None:
 
 def test_options_go_to_the_opener_with_the_model() -> None:
     seen: list[Any] = []
-    front = offline(ToyClient(RULE))
+    frontend = offline(ToyClient(RULE))
 
     def opener(options: Any) -> ToyOffline:
         seen.append(dict(options))
-        return front
+        return frontend
 
     LLM("folder", opener=opener, max_model_len=8).close()
     LLM(opener=opener).close()
@@ -236,10 +236,10 @@ def test_f66_the_package_lists_its_class_without_importing_it() -> None:
 
 
 def test_use_after_closing_is_a_clear_error() -> None:
-    llm, front, _ = opened()
+    llm, frontend, _ = opened()
     llm.close()
     llm.close()
-    assert front.num_closed == 1
+    assert frontend.num_closed == 1
     for use in (lambda: llm.generate("x"), lambda: llm.chat([HI]), llm.get_tokenizer, llm.reset_prefix_cache):
         with pytest.raises(EngineDead, match=r"after close\(\); make a new LLM"):
             use()
@@ -247,7 +247,7 @@ def test_use_after_closing_is_a_clear_error() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_is_told_and_harms_nobody() -> None:
-    llm, front, _ = opened()
+    llm, frontend, _ = opened()
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -257,7 +257,7 @@ def test_a_forked_process_is_told_and_harms_nobody() -> None:
         except EngineDead as error:
             told = str(error)
         llm.close()
-        os.write(write, f"{told} {front.num_closed}".encode())
+        os.write(write, f"{told} {frontend.num_closed}".encode())
         os._exit(0)
     os.waitpid(child, 0)
     assert "forked process" in (heard := os.read(read, 1000).decode()) and heard.endswith(" 0")
@@ -265,7 +265,7 @@ def test_a_forked_process_is_told_and_harms_nobody() -> None:
     os.close(write)
     assert llm.generate("hi", SHORT)
     llm.close()
-    assert front.num_closed == 1
+    assert frontend.num_closed == 1
 
 
 def test_a_dead_engine_is_a_clear_error() -> None:
@@ -277,14 +277,14 @@ def test_a_dead_engine_is_a_clear_error() -> None:
 
 
 def test_leaving_the_context_or_dropping_the_object_closes_it() -> None:
-    llm, front, _ = opened()
+    llm, frontend, _ = opened()
     with llm:
         pass
-    assert front.num_closed == 1
-    llm, front, _ = opened()
+    assert frontend.num_closed == 1
+    llm, frontend, _ = opened()
     del llm
     gc.collect()
-    assert front.num_closed == 1
+    assert frontend.num_closed == 1
 
 
 def test_a_failed_start_can_be_dropped() -> None:
@@ -313,9 +313,9 @@ def test_tools_that_the_template_drops_are_refused_and_warnings_are_logged(caplo
     """F11, F15, F16: offline as online."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
-    llm, front, _ = opened()
+    llm, frontend, _ = opened()
     template = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}{% endfor %}"
-    front.renderer = Renderer(TEXT, ChatTemplate({"default": template}))
+    frontend.renderer = Renderer(TEXT, ChatTemplate({"default": template}))
     with llm:
         with pytest.raises(ClientError, match="does not show tools") as caught:
             llm.chat([HI], SHORT, tools=[tool])

@@ -122,7 +122,7 @@ def test_f52_an_engine_in_a_process_of_its_own_ends_with_the_script(tmp_path):
     text = """
         llm = made(multiprocessing=True)
         print(len(llm.generate(["hello", "there"])))
-        print("engine", llm._front.client.pid)
+        print("engine", llm._frontend.client.pid)
     """
     done = run(script(tmp_path, text), checkpoints.tiny_llama())
     assert (done.stderr, done.returncode) == ("", 0)

@@ -11,7 +11,7 @@ from octavo.forward.context import BatchShape, ForwardContext, GroupPlan, curren
 
 def context(num_tokens=1):
     return ForwardContext(
-        shape=BatchShape(num_tokens=num_tokens), groups=(GroupPlan(plan=None, slots=torch.zeros(1)),), layers=()
+        shape=BatchShape(num_tokens=num_tokens), groups=(GroupPlan(plan=None, slot_mapping=torch.zeros(1)),), layers=()
     )
 
 

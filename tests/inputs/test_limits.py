@@ -8,16 +8,18 @@ from hypothesis import strategies as st
 
 from octavo.base.errors import ClientError, ContextLengthError
 from octavo.base.params import SamplingParams
-from octavo.inputs.limits import Limits
+from octavo.inputs.limits import RequestLimits
 from octavo.inputs.renderer import EngineInput
 from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens
 from tests.inputs.builders import byte_bpe
 
 TOKENIZER = FastTokenizer(byte_bpe(), SpecialTokens())
-LIMITS = Limits(max_model_len=128, vocab_size=702, tokenizer=TOKENIZER)
+LIMITS = RequestLimits(max_model_len=128, vocab_size=702, tokenizer=TOKENIZER)
 
 
-def check(num_prompt: int = 5, *, limits: Limits = LIMITS, default: bool = False, **params: Any) -> SamplingParams:
+def check(
+    num_prompt: int = 5, *, limits: RequestLimits = LIMITS, default: bool = False, **params: Any
+) -> SamplingParams:
     prompt = EngineInput(tuple(range(num_prompt)))
     return limits.check(prompt, SamplingParams(**params), max_tokens_is_default=default)
 
@@ -119,10 +121,10 @@ class TestLogprobs:
             assert caught.value.param == field
 
     def test_the_cap_can_be_set_or_lifted(self) -> None:
-        few = Limits(max_model_len=128, vocab_size=702, tokenizer=TOKENIZER, max_logprobs=2)
+        few = RequestLimits(max_model_len=128, vocab_size=702, tokenizer=TOKENIZER, max_logprobs=2)
         with pytest.raises(ClientError, match="at most 2"):
             check(limits=few, logprobs=3)
-        free = Limits(max_model_len=128, vocab_size=702, tokenizer=TOKENIZER, max_logprobs=-1)
+        free = RequestLimits(max_model_len=128, vocab_size=702, tokenizer=TOKENIZER, max_logprobs=-1)
         assert check(limits=free, logprobs=-1, prompt_logprobs=500).logprobs == -1
 
 
@@ -148,4 +150,4 @@ class TestStrings:
 
     def test_bad_words_without_a_tokenizer_are_refused(self) -> None:
         with pytest.raises(ClientError, match="needs a tokenizer"):
-            Limits(max_model_len=8, vocab_size=10).bad_words_ids(SamplingParams(bad_words=("x",)))
+            RequestLimits(max_model_len=8, vocab_size=10).bad_words_ids(SamplingParams(bad_words=("x",)))

@@ -210,7 +210,7 @@ class World:
         assert snapshot(self.kv) == before
         self.kv.check()
 
-    def draft(self, chunks: list[int], order: list[int], admit: bool) -> None:
+    def plan(self, chunks: list[int], order: list[int], admit: bool) -> None:
         """A plan that comes to nothing: several requests reserve, then all are cancelled, in any order."""
         for req in self.running:
             self.kv.reserve(req, 0)

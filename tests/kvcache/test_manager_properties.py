@@ -56,8 +56,8 @@ class KVMachine(RuleBasedStateMachine):
         order=st.lists(st.integers(0, 9), max_size=6),
         admit=st.booleans(),
     )
-    def draft(self, chunks: list[int], order: list[int], admit: bool) -> None:
-        self.world.draft(chunks, order, admit)
+    def plan(self, chunks: list[int], order: list[int], admit: bool) -> None:
+        self.world.plan(chunks, order, admit)
 
     @precondition(lambda self: self.world.running)
     @rule(which=st.integers(0, 7), back=st.integers(0, 5))
@@ -111,7 +111,7 @@ def drive(world: World, rng: random.Random, steps: int) -> None:
             world.commit(rng.randrange(64), rng.choice([0, 0, 1, 4]))
         elif action < 0.90:
             order = [rng.randrange(9) for _ in range(rng.choice([0, 5]))]
-            world.draft([rng.randint(0, 12) for _ in range(6)], order, rng.random() < 0.5)
+            world.plan([rng.randint(0, 12) for _ in range(6)], order, rng.random() < 0.5)
         elif action < 0.93:
             world.leave(rng.randrange(64), rng.random() < 0.5, rng.random() < 0.3)
         elif action < 0.998:

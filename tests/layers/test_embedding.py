@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from octavo.distributed.group import SingleGroup
-from octavo.layers.embedding import Embedding, Head, TiedHead
+from octavo.layers.embedding import Embedding, LMHead, TiedHead
 from octavo.ops import reference
 from octavo.quant.api import Unquantized
 
@@ -46,7 +46,7 @@ def test_logits_of_all_ranks_make_the_vocabulary(size, vocab, tied):
             head.finish()
             assert not list(head.parameters()), "a tied head has no weight of its own"
         else:
-            head = Head(vocab, 4, bias=False, scheme=SCHEME, group=group)
+            head = LMHead(vocab, 4, bias=False, scheme=SCHEME, group=group)
             head.place("weight", None, weight)
             head.stored.finish()
         parts.append(head(hidden))

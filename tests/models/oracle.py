@@ -142,7 +142,9 @@ class PagedRun:
         positions = [self._computed[r] + i for r in rows for i in range(len(chunks[r]))]
         context = ForwardContext(
             shape=BatchShape(num_tokens=batch.num_tokens),
-            groups=tuple(GroupPlan(plan=b.plan(batch), slots=batch.slot_tensor()) for b in self._builders),
+            groups=tuple(
+                GroupPlan(plan=b.plan(batch), slot_mapping=batch.slot_mapping_tensor()) for b in self._builders
+            ),
             layers=self._layers,
         )
         tokens = torch.tensor([t for r in rows for t in chunks[r]])

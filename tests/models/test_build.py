@@ -8,11 +8,11 @@ from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
 from octavo.base.errors import ConfigError, LoadError
 from octavo.base.kvspec import FullAttentionSpec, SlidingWindowSpec
-from octavo.models.build import GGUFNames, Target, WeightMap, build_model
+from octavo.models.build import GGUFNames, WeightMap, WeightTarget, build_model
 from octavo.models.catalogue.llama import LlamaForCausalLM
 from octavo.models.filling import materialize, place, wanted, weight_bytes
 from octavo.models.registry import resolve
-from octavo.ops.pages import Memory
+from octavo.ops.pages import ModelMemory
 from tests.models.oracle import PagedRun, context_of, facts_of, fill, hf_logits, pair
 
 SMALL = {
@@ -35,14 +35,14 @@ Q = "model.layers.1.self_attn.qkv_proj.weight"
 @pytest.mark.parametrize(
     ("name", "target"),
     [
-        ("model.layers.1.self_attn.q_proj.weight", Target(Q, "q")),
-        ("model.layers.1.self_attn.v_proj.bias", Target("model.layers.1.self_attn.qkv_proj.bias", "v")),
-        ("model.layers.0.mlp.up_proj.weight", Target("model.layers.0.mlp.gate_up_proj.weight", "up")),
-        ("model.layers.0.mlp.down_proj.weight", Target("model.layers.0.mlp.down_proj.weight")),
-        ("model.norm.weight", Target("model.norm.weight")),
+        ("model.layers.1.self_attn.q_proj.weight", WeightTarget(Q, "q")),
+        ("model.layers.1.self_attn.v_proj.bias", WeightTarget("model.layers.1.self_attn.qkv_proj.bias", "v")),
+        ("model.layers.0.mlp.up_proj.weight", WeightTarget("model.layers.0.mlp.gate_up_proj.weight", "up")),
+        ("model.layers.0.mlp.down_proj.weight", WeightTarget("model.layers.0.mlp.down_proj.weight")),
+        ("model.norm.weight", WeightTarget("model.norm.weight")),
         ("model.layers.0.self_attn.rotary_emb.inv_freq", None),
-        ("lm_head.weight", Target("lm_head.weight")),
-        ("something.new", Target("something.new")),
+        ("lm_head.weight", WeightTarget("lm_head.weight")),
+        ("something.new", WeightTarget("something.new")),
     ],
 )
 def test_names_of_a_checkpoint(name, target):
@@ -56,8 +56,8 @@ def test_a_tied_head_is_skipped():
 
 def test_beginnings_may_be_renamed_before_fusing():
     weights = WeightMap(fused={"wq": ("qkv", "q")}, renamed=(("transformer.h.", "layers."), ("transformer.", "x.")))
-    assert weights.target("transformer.h.3.wq.weight") == Target("layers.3.qkv.weight", "q")
-    assert weights.target("wq.weight") == Target("qkv.weight", "q")
+    assert weights.target("transformer.h.3.wq.weight") == WeightTarget("layers.3.qkv.weight", "q")
+    assert weights.target("wq.weight") == WeightTarget("qkv.weight", "q")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_model_built_on_meta_and_filled_later_is_the_same():
     plain = build_model(context_of(facts, device="meta", forced_ops={"linear": "reference"}))
     tables = sum(b.numel() * b.element_size() for b in plain.buffers())
     assert weight_bytes(plain) - tables == 4 * sum(p.numel() for p in theirs.parameters())
-    materialize(model, Memory())
+    materialize(model, ModelMemory())
     fill(model, facts, theirs.state_dict())
     line = list(range(9))
     (logits,) = PagedRun(model, 1, 16).step({0: line}).values()
@@ -156,14 +156,22 @@ def model():
 @pytest.mark.parametrize(
     ("target", "shape", "message"),
     [
-        (Target(Q, "q"), (16, 15), r"qkv_proj.weight \(shard q\) does not fit: its shape is \[16, 15\].*\[16, 16\]"),
-        (Target(Q, "k"), (16, 16), r"\(shard k\) does not fit: its shape is \[16, 16\], the model's is \[8, 16\]"),
-        (Target(Q), (32, 16), "qkv_proj.weight, which this architecture does not have"),
-        (Target("model.norm.weight"), (15,), r"model.norm.weight does not fit: its shape is \[15\].*\[16\]"),
-        (Target("model.norm.bias"), (16,), "model.norm.bias, which this architecture does not have"),
-        (Target("model.layers.2.mlp.down_proj.weight"), (16, 24), "model.layers.2.mlp.down_proj.weight, which"),
-        (Target("lm_head.bias"), (50,), "lm_head.bias, which this architecture does not have"),
-        (Target("model.embed_tokens.weight"), (51, 16), r"its shape is \[51, 16\], the model's is \[50, 16\]"),
+        (
+            WeightTarget(Q, "q"),
+            (16, 15),
+            r"qkv_proj.weight \(shard q\) does not fit: its shape is \[16, 15\].*\[16, 16\]",
+        ),
+        (
+            WeightTarget(Q, "k"),
+            (16, 16),
+            r"\(shard k\) does not fit: its shape is \[16, 16\], the model's is \[8, 16\]",
+        ),
+        (WeightTarget(Q), (32, 16), "qkv_proj.weight, which this architecture does not have"),
+        (WeightTarget("model.norm.weight"), (15,), r"model.norm.weight does not fit: its shape is \[15\].*\[16\]"),
+        (WeightTarget("model.norm.bias"), (16,), "model.norm.bias, which this architecture does not have"),
+        (WeightTarget("model.layers.2.mlp.down_proj.weight"), (16, 24), "model.layers.2.mlp.down_proj.weight, which"),
+        (WeightTarget("lm_head.bias"), (50,), "lm_head.bias, which this architecture does not have"),
+        (WeightTarget("model.embed_tokens.weight"), (51, 16), r"its shape is \[51, 16\], the model's is \[50, 16\]"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(model, target, shape, message):

@@ -11,14 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from octavo.base.outputs import RequestTimes, StatsSnapshot
 from octavo.base.types import FinishReason
 from octavo.features.router.addresses import read_addresses
-from octavo.features.router.figures import Figures
 from octavo.features.router.fleet import Fleet, Member
-from octavo.features.router.health import Health
+from octavo.features.router.health import InstanceHealth
 from octavo.features.router.journey import Failure, Leg
-from octavo.features.transfer.control.figures import METRICS, labelled
+from octavo.features.router.metrics import RouterMetrics
+from octavo.features.transfer.control.metrics import METRICS, labelled
 from octavo.observe import prometheus
 from octavo.observe.prometheus import PrometheusText
-from octavo.observe.stats import RequestRecord, StatsBook
+from octavo.observe.stats import RequestRecord, StatsLog
 from tests.support.metrics_lint import complaints
 
 
@@ -33,8 +33,8 @@ def samples(text: PrometheusText) -> dict[tuple[str, str], float]:
     return out
 
 
-def full_book() -> StatsBook:
-    book = StatsBook(lambda: 0.0)
+def full_book() -> StatsLog:
+    book = StatsLog(lambda: 0.0)
     book.absorb(
         StatsSnapshot(
             seq=1, num_running=3, num_waiting=2, num_blocks_total=10, num_blocks_used=5, kv_usage=0.5, output_tokens=9,
@@ -114,8 +114,8 @@ def scrapes() -> dict[str, bytes]:
     """What servers and routers tell Prometheus."""
     book = full_book()
     book.absorb(StatsSnapshot(seq=3, num_blocks_total=10, parts=tier_parts()))
-    fleet = Fleet([Member(read_addresses((), (), ("http://h:1",))[0], Health(2, lambda: 0.0))], load_weight=1)
-    router = Figures(fleet)
+    fleet = Fleet([Member(read_addresses((), (), ("http://h:1",))[0], InstanceHealth(2, lambda: 0.0))], load_weight=1)
+    router = RouterMetrics(fleet)
     router.chose(Leg.WHOLE, 3)
     router.retries[Leg.WHOLE, next(iter(Failure))] += 1
     about = {"version": "1", "usage": "api_server"}

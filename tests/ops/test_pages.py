@@ -10,7 +10,7 @@ import torch
 from octavo.base.errors import ConfigError
 from octavo.ops.pages import (
     HUGE_PAGE_BYTES,
-    Memory,
+    ModelMemory,
     PageArena,
     Populating,
     gives_huge_pages,
@@ -96,7 +96,7 @@ def test_pieces_of_an_arena_lie_side_by_side_on_cache_lines_and_never_overlap() 
 @linux
 @huge
 def test_what_a_model_keeps_lies_in_large_pages() -> None:
-    memory = Memory()
+    memory = ModelMemory()
     first = memory.keep(torch.randn(3000, 1000))  # 12 MB
     small = [memory.keep(torch.full((7,), float(n))) for n in range(100)]
     assert smaps(first)["AnonHugePages"] >= 3000 * 1000 * 4 // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
@@ -105,7 +105,7 @@ def test_what_a_model_keeps_lies_in_large_pages() -> None:
 
 
 def test_shapes_and_types() -> None:
-    memory = Memory()
+    memory = ModelMemory()
     for shape, dtype in (((3, 5), torch.bfloat16), ((), torch.float32), ((0, 4), torch.int8), ((7,), torch.float64)):
         made = memory.empty(shape, dtype)
         assert (tuple(made.shape), made.dtype, made.is_contiguous()) == (shape, dtype, True)

@@ -36,7 +36,7 @@ def test_all_of_the_memory_is_read():
 
 
 def test_it_prints_one_line_of_json(capsys, monkeypatch):
-    limits = probe.Limits(read_gb_s=20.5, bf16_gflop_s=400.0, int8_gop_s=800.0, level="avx2", num_threads=2)
+    limits = probe.MachineLimits(read_gb_s=20.5, bf16_gflop_s=400.0, int8_gop_s=800.0, level="avx2", num_threads=2)
     monkeypatch.setattr(probe, "measure", lambda: limits)
     assert probe.main() == 0
     assert json.loads(capsys.readouterr().out) == {

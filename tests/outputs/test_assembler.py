@@ -12,7 +12,7 @@ from octavo.base.outputs import EngineOutputs, OutputPart, RequestDelta, Request
 from octavo.base.params import SamplingParams
 from octavo.base.types import FinishReason, OutputKind
 from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens
-from octavo.outputs.assembler import Opening, OutputAssembler, merge
+from octavo.outputs.assembler import OutputAssembler, RequestOpening, merge
 from octavo.outputs.detokenizer import REPLACEMENT
 from tests.support.decoders import NoFastPath, tokenizer
 from tests.support.fixture_tokenizers import piece_tokenizer
@@ -29,9 +29,13 @@ def tok(*pieces: str) -> tuple[int, ...]:
     return tuple(CORE.token_to_id(p) for p in pieces)
 
 
-def opening(params: SamplingParams, *, prompt: Sequence[int] = tok("A"), name: str = "r", **more: Any) -> Opening:
+def opening(
+    params: SamplingParams, *, prompt: Sequence[int] = tok("A"), name: str = "r", **more: Any
+) -> RequestOpening:
     ids = (name,) if params.n == 1 else tuple(f"{name}.{i}" for i in range(params.n))
-    return Opening(parent_id=name, request_ids=ids, params=params, prompt=None, prompt_token_ids=tuple(prompt), **more)
+    return RequestOpening(
+        parent_id=name, request_ids=ids, params=params, prompt=None, prompt_token_ids=tuple(prompt), **more
+    )
 
 
 def delta(ids: Sequence[int] = (), name: str = "r", finish: FinishReason | None = None, **more: Any) -> RequestDelta:
@@ -44,7 +48,7 @@ class Run:
     Owns: what came back.
     """
 
-    def __init__(self, *openings: Opening, decoder: Any = CHAIN) -> None:
+    def __init__(self, *openings: RequestOpening, decoder: Any = CHAIN) -> None:
         self.assembler = OutputAssembler(decoder)
         self.outputs: list[RequestOutput] = []
         self.aborts: list[str] = []

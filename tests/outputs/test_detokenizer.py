@@ -5,19 +5,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.inputs.tokenizer_fast import FastTokenizer
-from octavo.outputs.detokenizer import REPLACEMENT, Decoder, Detokenizer, NoText
+from octavo.outputs.detokenizer import REPLACEMENT, Detokenizer, NoText, TokenDecoder
 from tests.support.decoders import KINDS, Breaking, NoFastPath, tokenizer
 
 BYTE_KINDS = ("byte-bpe", "byte-fallback-bpe")
 STR_01 = "xé\U0001f9d1歪 done"
 
 
-def pieces(decoder: Decoder, ids: list[int], **options: object) -> list[str]:
+def pieces(decoder: TokenDecoder, ids: list[int], **options: object) -> list[str]:
     text = Detokenizer(decoder, **options)  # type: ignore[arg-type]
     return [*(text.step(i) for i in ids), text.flush()]
 
 
-def paths(kind: str) -> list[Decoder]:
+def paths(kind: str) -> list[TokenDecoder]:
     """The fast path, its slow twin, and a fast path that breaks now and then."""
     inner = tokenizer(kind)
     return [inner, NoFastPath(inner), Breaking(inner, 3), Breaking(inner, 7)]

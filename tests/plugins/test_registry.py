@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from octavo.base.errors import ConfigError, LoadError
-from octavo.plugins.registry import Plugins, Registry, State, near_names, parse_selection
+from octavo.plugins.registry import Plugins, PluginState, Registry, near_names, parse_selection
 
 GROUP = "octavo.general"
 
@@ -34,7 +34,7 @@ def entry_points(**values):
 def test_looking_imports_nothing_and_loading_imports_one(package):
     registry = Registry("thing", {"good": "octavo_test_good:hello", "broken": "octavo_test_broken:x"})
     assert registry.names() == ("good", "broken") and "good" in registry
-    assert [e.state for e in registry.explain()] == [State.KNOWN, State.KNOWN]
+    assert [e.state for e in registry.explain()] == [PluginState.KNOWN, PluginState.KNOWN]
     assert "octavo_test_good" not in sys.modules
     assert registry.load("good").__name__ == "hello"
     assert registry.load("good") is registry.load("good")
@@ -59,7 +59,7 @@ def test_a_failed_import_is_explained_and_may_be_tried_again(package):
     with pytest.raises(ConfigError, match=r"thing 'broken' \(octavo_test_broken:x, from built in\).*ModuleNotFound"):
         registry.load("broken")
     (line,) = registry.explain()
-    assert line.state is State.FAILED and "a_module_that_is_not_there" in (line.error or "")
+    assert line.state is PluginState.FAILED and "a_module_that_is_not_there" in (line.error or "")
     (package / "octavo_test_broken.py").write_text("x = 5\n")
     sys.modules.pop("octavo_test_broken", None)
     import importlib
@@ -114,7 +114,7 @@ def test_one_failure_stops_no_other_and_is_visible(package):
     )
     assert set(plugins.load()) == {"good"}
     states = {e.name: e for e in plugins.explain()}
-    assert states["good"].state is State.LOADED and states["bad"].state is State.FAILED
+    assert states["good"].state is PluginState.LOADED and states["bad"].state is PluginState.FAILED
     assert "ModuleNotFoundError" in (states["bad"].error or "")
     assert any("'bad'" in line for line in plugins.notices())
 
@@ -124,8 +124,8 @@ def test_selection_is_by_name_and_a_missing_one_is_said(package):
     plugins = Plugins(GROUP, selected=("god",), scan=entry_points(good="octavo_test_good:hello"))
     assert plugins.load() == {}
     states = {e.name: e for e in plugins.explain()}
-    assert states["good"].state is State.NOT_SELECTED
-    assert states["god"].state is State.MISSING and "did you mean 'good'" in (states["god"].error or "")
+    assert states["good"].state is PluginState.NOT_SELECTED
+    assert states["god"].state is PluginState.MISSING and "did you mean 'good'" in (states["god"].error or "")
     assert Plugins(GROUP, selected=(), scan=entry_points(good="octavo_test_good:hello")).load() == {}
 
 
@@ -149,7 +149,7 @@ def test_calling_isolates_failures_and_is_safe_to_repeat(package):
     import octavo_test_good
 
     assert octavo_test_good.calls == [(1,), (2,)]
-    assert {e.name: e.state for e in plugins.explain()} == {"angry": State.FAILED, "good": State.LOADED}
+    assert {e.name: e.state for e in plugins.explain()} == {"angry": PluginState.FAILED, "good": PluginState.LOADED}
 
 
 def test_plugins_that_add_surface_must_be_named(package):

@@ -74,7 +74,7 @@ def test_scoring_alone_ends_when_the_prompt_is_computed() -> None:
     told = world.told[name]
     assert told.last is not None and told.last.finish is FinishReason.LENGTH
     assert told.tokens == [] and told.scored == list(range(1, 12))
-    assert all(plan.batch.sample_counts.sum() == 0 for plan in world.plans)
+    assert all(plan.batch.num_sampled_tokens.sum() == 0 for plan in world.plans)
     assert world.scheduler.stats().prompt_tokens == 12
 
 
@@ -230,7 +230,11 @@ def test_accepted_drafts_count_and_rejected_ones_are_computed_again() -> None:
     name = world.add(prompt(2), max_tokens=20, eos=False)
     answer(world, world.scheduler.schedule(), [[10]], drafts=ragged([[11, 12, 13]]))
     plan = world.scheduler.schedule()
-    assert plan is not None and (plan.batch.counts[0], plan.batch.draft_counts[0], plan.batch.starts[0]) == (4, 3, 2)
+    assert plan is not None and (
+        plan.batch.num_scheduled_tokens[0],
+        plan.batch.num_draft_tokens[0],
+        plan.batch.num_computed_tokens[0],
+    ) == (4, 3, 2)
     assert world.request(name).num_drafts == 0 and world.request(name).num_computed_tokens == 6
     assert world.scheduler.schedule() is None, "nothing more is known of it while drafts are being verified"
     delta = only(answer(world, plan, [[11, 30]], drafts=ragged([[]])))
@@ -265,7 +269,7 @@ def test_drafts_never_reach_beyond_the_length_that_is_wanted() -> None:
     world.add(prompt(2), max_tokens=3, eos=False)
     answer(world, world.scheduler.schedule(), [[10]], drafts=ragged([[11, 12, 13]]))
     plan = world.scheduler.schedule()
-    assert plan is not None and plan.batch.draft_counts.tolist() == [1]
+    assert plan is not None and plan.batch.num_draft_tokens.tolist() == [1]
 
 
 # ---- the fast way and the slow way ----------------------------------------------------------

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.scheduler.limits import SchedulerLimits, SharedPrompt, fair_chunk
+from octavo.scheduler.limits import SchedulerLimits, SharedPrompt, fair_prefill_chunk
 from tests.simulate.world import Setup, World
 
 
@@ -21,23 +21,27 @@ def limits(threshold: int = 0, tokens: int = 64) -> SchedulerLimits:
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=20), st.integers(0, 3000))
 def test_the_fair_chunk_is_the_largest_that_everybody_may_take(needs: list[int], tokens: int) -> None:
     """SCH-11."""
-    chunk = fair_chunk(needs, tokens)
-    assert sum(min(need, chunk) for need in needs) <= tokens or sum(needs) <= tokens
+    prefill_chunk = fair_prefill_chunk(needs, tokens)
+    assert sum(min(need, prefill_chunk) for need in needs) <= tokens or sum(needs) <= tokens
     if sum(needs) > tokens:
-        assert sum(min(need, chunk + 1) for need in needs) > tokens
+        assert sum(min(need, prefill_chunk + 1) for need in needs) > tokens
     else:
-        assert chunk >= max(needs)
+        assert prefill_chunk >= max(needs)
 
 
 def test_a_short_need_is_met_and_the_long_one_gets_the_rest() -> None:
-    assert fair_chunk([1900, 10], 60) == 50
-    assert fair_chunk([1900], 60) == 60
-    assert fair_chunk([10, 10], 0) == 0
-    assert fair_chunk([10], -3) == 0
+    assert fair_prefill_chunk([1900, 10], 60) == 50
+    assert fair_prefill_chunk([1900], 60) == 60
+    assert fair_prefill_chunk([10, 10], 0) == 0
+    assert fair_prefill_chunk([10], -3) == 0
 
 
 def test_the_least_chunk_is_the_threshold_or_an_eighth_of_the_step() -> None:
-    assert limits().min_chunk == 8 and limits(threshold=20).min_chunk == 20 and limits(tokens=4).min_chunk == 1
+    assert (
+        limits().min_prefill_chunk == 8
+        and limits(threshold=20).min_prefill_chunk == 20
+        and limits(tokens=4).min_prefill_chunk == 1
+    )
     assert limits().max_running == 3
 
 

@@ -8,9 +8,9 @@ import pytest
 from octavo.base.errors import ClientError
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.base.types import FinishReason, RequestState
-from octavo.scheduler.draft import StepDraft
+from octavo.scheduler.plan_builder import PlanBuilder
 from octavo.scheduler.request import Request
-from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, NullPart, Readiness, Retry
+from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, NullControlPart, Readiness, Retry
 from tests.simulate.world import Setup, World, full, window
 
 LONG = tuple(i % 50 for i in range(1900))
@@ -41,17 +41,17 @@ class Rule:
     def crowd(self, req: Request) -> None:
         return None
 
-    def admits(self, req: Request, draft: StepDraft) -> bool:
+    def admits(self, req: Request, builder: PlanBuilder) -> bool:
         return self._admits is None or self._admits(req)  # type: ignore[operator,no-any-return]
 
-    def cap(self, req: Request, n: int, draft: StepDraft) -> int:
+    def cap(self, req: Request, n: int, builder: PlanBuilder) -> int:
         self.asked += 1
         return n if self._cap is None else self._cap(req, n)  # type: ignore[operator,no-any-return]
 
-    def commit(self, req: Request, n: int, draft: StepDraft) -> None:
+    def commit(self, req: Request, n: int, builder: PlanBuilder) -> None:
         return None
 
-    def undo(self, req: Request, draft: StepDraft) -> None:
+    def undo(self, req: Request, builder: PlanBuilder) -> None:
         return None
 
     def forget(self, req: Request) -> None:
@@ -59,7 +59,7 @@ class Rule:
 
 
 def counts(plan: StepPlan) -> dict[int, int]:
-    return dict(zip(plan.batch.slots.tolist(), plan.batch.counts.tolist(), strict=True))
+    return dict(zip(plan.batch.slots.tolist(), plan.batch.num_scheduled_tokens.tolist(), strict=True))
 
 
 # ---- budgets and shares ---------------------------------------------------------------------
@@ -360,7 +360,7 @@ class Ping(PlanPart, frozen=True):
     """Nothing, said."""
 
 
-class Recorder(NullPart):
+class Recorder(NullControlPart):
     """A part whose answers are set by the test.
 
     Owns: the answers and the calls.
@@ -393,7 +393,7 @@ class Recorder(NullPart):
         self.calls.append("after_reserve")
         self.reserved.append((len(block_ids[0]), external_tokens))  # type: ignore[index]
 
-    def plan(self, draft: StepDraft) -> PlanPart | Late | None:
+    def plan(self, builder: PlanBuilder) -> PlanPart | Late | None:
         return self.share
 
     def supply(self, plan: StepPlan) -> PlanPart | None:
@@ -452,7 +452,7 @@ def test_a_waiting_load_parks_the_request_and_lets_others_pass() -> None:
     assert world.plans[-1].batch.num_rows == 2 or len(world.told["r0"].tokens) >= 1
     entered = next(row for plan in world.plans for row in plan.batch.new if row.request_id == "r0")
     plan = next(plan for plan in world.plans if entered in plan.batch.new)
-    assert plan.batch.starts[plan.batch.slots.tolist().index(entered.slot)] == 10
+    assert plan.batch.num_computed_tokens[plan.batch.slots.tolist().index(entered.slot)] == 10
     world.drain()
     last = world.told["r0"].last
     assert last is not None and last.cached_by_source == {"disk": 10} and last.num_cached_tokens == 10
@@ -566,7 +566,7 @@ def test_blocks_a_window_has_passed_wait_for_steps_in_flight_if_a_part_may_refil
     world.scheduler.schedule()
     first = world.kv.blocks("r0")[1]
     plan = world.scheduler.schedule()
-    assert plan is not None and plan.batch.starts.tolist() == [16]
+    assert plan is not None and plan.batch.num_computed_tokens.tolist() == [16]
     kept = [block for block in first if block in world.kv.blocks("r0")[1]]
     assert (kept == list(first)) is with_part
 
@@ -626,12 +626,14 @@ def test_the_same_arrivals_give_the_same_plans() -> None:
         for i in range(10):
             world.add(prompt(rng.randint(3, 20), i), max_tokens=10, eos=False)
         world.drain()
-        return [(plan.seq, counts(plan), plan.batch.starts.tolist(), plan.preempted) for plan in world.plans]
+        return [
+            (plan.seq, counts(plan), plan.batch.num_computed_tokens.tolist(), plan.preempted) for plan in world.plans
+        ]
 
     assert plans() == plans()
 
 
-class Keeper(NullPart):
+class Keeper(NullControlPart):
     """Keeps the blocks of the first request that ends, until it is told to let go.
 
     Owns: whether it lets go, and whether it has.
@@ -652,8 +654,8 @@ class Keeper(NullPart):
     def next_deadline(self) -> float | None:
         return 0.0
 
-    def plan(self, draft: StepDraft) -> PlanPart | None:
-        return PlanPart() if self.lets_go and not self.has_let_go and not draft.rows else None
+    def plan(self, builder: PlanBuilder) -> PlanPart | None:
+        return PlanPart() if self.lets_go and not self.has_let_go and not builder.rows else None
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -11,7 +11,7 @@ from octavo.base.errors import ClientError, EngineDead, OverloadedError
 from octavo.base.outputs import RequestOutput
 from octavo.base.params import SamplingParams
 from octavo.base.types import FinishReason, OutputKind
-from octavo.observe.stats import StatsBook
+from octavo.observe.stats import StatsLog
 from octavo.serving.async_engine import AsyncEngine
 from tests.support.toy_engine import Rule, ToyClient, hashed, scripted
 from tests.support.toy_front import MAX_LEN, TEXT, async_engine, prompt, sync_engine
@@ -23,7 +23,7 @@ LONG = DELTA.replace(max_tokens=200)
 
 @asynccontextmanager
 async def running(
-    rule: Rule = RULE, *, stats: StatsBook | None = None, max_running: int = 4, manual: bool = False, **changes: object
+    rule: Rule = RULE, *, stats: StatsLog | None = None, max_running: int = 4, manual: bool = False, **changes: object
 ) -> AsyncIterator[tuple[AsyncEngine, ToyClient]]:
     client = ToyClient(rule, max_running=max_running, manual=manual)
     engine = async_engine(client, stats=stats, **changes)
@@ -111,7 +111,7 @@ def test_equal_client_ids_are_different_requests_abt_02() -> None:
 @pytest.mark.parametrize("way", ["aclose", "cancel", "context", "break", "drop"])
 def test_a_reader_that_leaves_stops_its_request(way: str) -> None:
     async def test() -> None:
-        book = StatsBook()
+        book = StatsLog()
         async with running(manual=True, stats=book) as (engine, client):
             if way == "break":
                 outputs = engine.generate(prompt("x"), LONG)
@@ -192,7 +192,7 @@ def test_what_cannot_be_served_is_refused_before_the_stream() -> None:
 
 def test_too_many_waiting_requests_are_refused_until_some_start() -> None:
     async def test() -> None:
-        book = StatsBook()
+        book = StatsLog()
         async with running(manual=True, max_running=2, stats=book, max_waiting_requests=3) as (engine, client):
             streams = [await engine.open(prompt("x"), LONG) for _ in range(3)]
             with pytest.raises(OverloadedError) as refused:
@@ -215,7 +215,7 @@ def test_too_many_waiting_requests_are_refused_until_some_start() -> None:
 
 def test_death_reaches_every_stream_and_later_requests_ops_11() -> None:
     async def test() -> None:
-        book = StatsBook()
+        book = StatsLog()
         async with running(manual=True, stats=book) as (engine, client):
             idle = await engine.open(prompt("x"), LONG)
             waiting = await engine.open(prompt("y"), LONG)
@@ -316,7 +316,7 @@ def test_an_abort_from_outside_ends_the_stream_with_its_reason() -> None:
 
 def test_figures_reach_the_book_and_gauges_fall_to_zero_met_01() -> None:
     async def test() -> None:
-        book = StatsBook()
+        book = StatsLog()
         async with running(manual=True, stats=book, max_running=40) as (engine, client):
             streams = [await engine.open(prompt(f"x{i}"), LONG) for i in range(100)]
             for _ in range(3):
@@ -336,7 +336,7 @@ def test_figures_reach_the_book_and_gauges_fall_to_zero_met_01() -> None:
 
 def test_a_finished_request_is_counted_with_its_latencies() -> None:
     async def test() -> None:
-        book = StatsBook()
+        book = StatsLog()
         async with running(stats=book) as (engine, _):
             await (await engine.open(prompt("x"), DELTA)).last()
             assert book.finished[FinishReason.LENGTH] + book.finished[FinishReason.STOP] == 1

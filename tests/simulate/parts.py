@@ -15,7 +15,7 @@ from octavo.base.outputs import OutputPart
 from octavo.base.step import PlanPart, ResultPart, StepPlan, StepResult
 from octavo.base.types import RequestState
 from octavo.kvcache.manager import KVCacheManager
-from octavo.scheduler.draft import StepDraft
+from octavo.scheduler.plan_builder import PlanBuilder
 from octavo.scheduler.request import Request
 from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, Readiness, Retry
 from tests.simulate.toy import Broken, Memory, extend
@@ -134,7 +134,7 @@ class ScriptedPart:
         elif req.request_id in self.promises and not self.promises[req.request_id].tables:
             del self.promises[req.request_id]  # the local hit was better
 
-    def plan(self, draft: StepDraft) -> PlanPart | Late | None:
+    def plan(self, builder: PlanBuilder) -> PlanPart | Late | None:
         self._called("plan")
         jobs = []
         for request_id, promise in self.promises.items():

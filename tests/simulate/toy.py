@@ -161,12 +161,12 @@ class ToyWorker:
                 raise Broken(f"slot {new.slot} cannot be entered")
             row = plan.batch.slots.tolist().index(new.slot)
             tables: list[list[int]] = [[] for _ in self.memory.block_sizes]
-            self.slots[new.slot] = SlotState(new, list(new.tokens), tables, int(plan.batch.starts[row]))
+            self.slots[new.slot] = SlotState(new, list(new.tokens), tables, int(plan.batch.num_computed_tokens[row]))
 
     def _row(self, state: SlotState, row: int, plan: StepPlan, scores: list[PromptLogprobs]) -> list[int]:
         batch = plan.batch
-        start, count = int(batch.starts[row]), int(batch.counts[row])
-        samples, num_drafts = int(batch.sample_counts[row]), int(batch.draft_counts[row])
+        start, count = int(batch.num_computed_tokens[row]), int(batch.num_scheduled_tokens[row])
+        samples, num_drafts = int(batch.num_sampled_tokens[row]), int(batch.num_draft_tokens[row])
         if start != state.computed or count <= 0:
             raise Broken(f"row starts at {start}, but {state.computed} are computed")
         known = len(state.tokens)

@@ -212,7 +212,7 @@ class World:
 
     def _check_plan(self, plan: StepPlan) -> None:
         batch, limits = plan.batch, self.limits
-        drafts = int(batch.draft_counts.sum())
+        drafts = int(batch.num_draft_tokens.sum())
         if batch.num_tokens > limits.max_num_batched_tokens:
             raise Broken(f"{batch.num_tokens} tokens in the batch")
         if batch.num_tokens - drafts > limits.max_num_scheduled_tokens:
@@ -221,7 +221,13 @@ class World:
             raise Broken(f"{self.scheduler.num_running} run")
         if not batch.num_rows and not plan.parts:
             raise Broken("a plan with nothing in it")
-        for array in (batch.slots, batch.starts, batch.counts, batch.sample_counts, batch.draft_counts):
+        for array in (
+            batch.slots,
+            batch.num_computed_tokens,
+            batch.num_scheduled_tokens,
+            batch.num_sampled_tokens,
+            batch.num_draft_tokens,
+        ):
             if array.flags.writeable or len(array) != batch.num_rows:
                 raise Broken("an array of the plan is writable or of another length")
 

@@ -11,7 +11,7 @@ from functools import cache
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from octavo.inputs.tokenizer_fast import FastTokenizer, SpecialTokens
-from octavo.outputs.detokenizer import TokenStream
+from octavo.outputs.detokenizer import DecodeStream
 from tests.support.fixture_tokenizers import trained_bpe
 
 _CORPUS = [
@@ -121,7 +121,7 @@ class NoFastPath:
     def token_text(self, token_id: int) -> str:
         return self._inner.token_text(token_id)
 
-    def open_stream(self, *, skip_special_tokens: bool) -> TokenStream | None:
+    def open_stream(self, *, skip_special_tokens: bool) -> DecodeStream | None:
         return None
 
 
@@ -137,7 +137,7 @@ class Breaking(NoFastPath):
         self.num_opened = 0
         self.num_steps = 0
 
-    def open_stream(self, *, skip_special_tokens: bool) -> TokenStream | None:
+    def open_stream(self, *, skip_special_tokens: bool) -> DecodeStream | None:
         self.num_opened += 1
         outer, stream = self, self._inner.open_stream(skip_special_tokens=skip_special_tokens)
 

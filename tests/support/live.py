@@ -114,11 +114,11 @@ def live(model: Path, **options: Any) -> Iterator[Live]:
     settings = {"model": str(model), "dtype": "float32", "block_size": 16, "multiprocessing": False, **options}
     given = given_from_keywords(settings, SERVER_SECTIONS, read_env())
     online = open_online(given, lambda line: None, read_env(), usage=UsageContext.TEST)
-    engine = online.front.engine
+    engine = online.frontend.engine
     try:
-        app = create_app(online.front, server_config(given))
+        app = create_app(online.frontend, server_config(given))
         with serve_app(app, before=engine.start, after=engine.stop) as url:
-            server = Live(url, online.front.info.served_names[0])
+            server = Live(url, online.frontend.info.served_names[0])
             try:
                 yield server
             finally:

@@ -27,7 +27,7 @@ class StrangePart(OutputPart, frozen=True):
     words: tuple[str, ...]
 
 
-class OddControl(control.NullPart):
+class OddControl(control.NullControlPart):
     """Gives requests odd parts at their end, and holds the loop up.
 
     Owns: the folder's name.
@@ -54,7 +54,7 @@ class OddControl(control.NullPart):
         return control.FinishHold()
 
 
-class OddData(data.NullPart):
+class OddData(data.NullDataPart):
     """Holds steps up, and has a thread.
 
     Owns: the folder's name.

@@ -73,10 +73,10 @@ class HandPlanner:
         batch = BatchPlan(
             new=tuple(self._new),
             slots=as_ints(list(counts)),
-            starts=as_ints(starts),
-            counts=as_ints(list(counts.values())),
-            sample_counts=as_ints([0 if s in unsampled else 1 for s in counts]),
-            draft_counts=as_ints([0] * len(counts)),
+            num_computed_tokens=as_ints(starts),
+            num_scheduled_tokens=as_ints(list(counts.values())),
+            num_sampled_tokens=as_ints([0 if s in unsampled else 1 for s in counts]),
+            num_draft_tokens=as_ints([0] * len(counts)),
             new_blocks=tuple(ragged([row[g] for row in added]) for g in range(len(self._layout.groups))),
             common_prefix_blocks=(0,) * len(self._layout.groups),
         )

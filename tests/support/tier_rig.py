@@ -1,8 +1,8 @@
 """The manager of the tiers with a clock that is set by hand, and answers given by hand."""
 
 from octavo.features.transfer.control.evict import make_policy
-from octavo.features.transfer.control.primary import PrimaryTier
-from octavo.features.transfer.control.tier_books import TierFacts
+from octavo.features.transfer.control.host_index import HostBlockIndex
+from octavo.features.transfer.control.tier_state import TierFacts
 from octavo.features.transfer.control.tiers import TierStack
 from octavo.features.transfer.plan import JobReport
 
@@ -15,7 +15,7 @@ class Rig:
     ):
         self.now = 0.0
         self.stack = TierStack(
-            PrimaryTier(rows, make_policy(policy, rows)),
+            HostBlockIndex(rows, make_policy(policy, rows)),
             [
                 TierFacts(
                     name=name, wants_all=name in greedy, locality="remote" if name in remote else "local", **facts

@@ -18,7 +18,7 @@ from octavo.base.outputs import EngineOutputs, RequestDelta, RequestTimes, Stats
 from octavo.base.requests import EngineRequest
 from octavo.base.step import LogprobArrays, PromptLogprobs
 from octavo.base.types import FinishReason
-from octavo.engine.pulse import Beat
+from octavo.engine.heartbeat import Heartbeat
 
 Rule = Callable[[EngineRequest, Sequence[int]], int]  # request, its output so far -> next token
 
@@ -54,7 +54,7 @@ class ToyClient:
         self._aborted: list[str] = []
         self._closing = False
         self._dead: Exception | None = None
-        self.said: Beat | None = None  # what it tells of how far it is
+        self.said: Heartbeat | None = None  # what it tells of how far it is
         self._seq = 0
         self._num_output = 0
         self._thread: threading.Thread | None = None
@@ -93,7 +93,7 @@ class ToyClient:
         self.calls.append(method)
         return True
 
-    def beat(self) -> Beat | None:
+    def heartbeat(self) -> Heartbeat | None:
         return self.said
 
     def give_up(self, error: Exception) -> None:

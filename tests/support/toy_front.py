@@ -1,6 +1,6 @@
 """What stands before a toy engine: a real tokenizer and real limits, no model.
 
-Promises: `front()` and `offline()` are complete and cheap; their engines are deterministic.
+Promises: `frontend()` and `offline()` are complete and cheap; their engines are deterministic.
 Does not know: HTTP.
 """
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.base.types import UsageContext
-from octavo.inputs.limits import Limits
+from octavo.inputs.limits import RequestLimits
 from octavo.inputs.renderer import EngineInput
 from octavo.inputs.tokenizer_fast import FastTokenizer
-from octavo.observe.stats import StatsBook
+from octavo.observe.stats import StatsLog
 from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.info import EngineInfo
 from octavo.serving.sync_engine import SyncEngine
@@ -32,9 +32,9 @@ def info(**changes: Any) -> EngineInfo:
     return EngineInfo(**{**given, **changes})
 
 
-def limits() -> Limits:
+def limits() -> RequestLimits:
     """Limits of the toy model."""
-    return Limits(max_model_len=MAX_LEN, vocab_size=TEXT.vocab_size, tokenizer=TEXT)
+    return RequestLimits(max_model_len=MAX_LEN, vocab_size=TEXT.vocab_size, tokenizer=TEXT)
 
 
 def prompt(text: str) -> EngineInput:
@@ -42,7 +42,7 @@ def prompt(text: str) -> EngineInput:
     return EngineInput(tuple(TEXT.encode(text)), text)
 
 
-def async_engine(client: ToyClient, *, stats: StatsBook | None = None, **changes: Any) -> AsyncEngine:
+def async_engine(client: ToyClient, *, stats: StatsLog | None = None, **changes: Any) -> AsyncEngine:
     """An engine for an event loop."""
     return AsyncEngine(client, TEXT, limits(), info(**changes), stats=stats)
 
@@ -79,7 +79,7 @@ class ToyOffline:
 
     engine: SyncEngine
     renderer: Any
-    limits: Limits
+    limits: RequestLimits
     info: EngineInfo
     num_closed: int = 0
 

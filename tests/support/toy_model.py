@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from octavo.attention.api import Need
+from octavo.attention.api import AttentionNeed
 from octavo.attention.layer import Attention, AttentionFactory
 from octavo.attention.sdpa import SdpaBackend
 from octavo.config.facts import DeviceFacts, ModelFacts
@@ -23,7 +23,7 @@ class ToyModel(nn.Module):
 
     def __init__(self, factory: AttentionFactory, answers: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
-        need = Need(
+        need = AttentionNeed(
             num_heads=HEADS, num_kv_heads=HEADS, head_dim=DIM, scale=1.0, dtype=torch.float32, kv_dtype=torch.float32
         )
         self.layers = nn.ModuleList(factory.layer(i, need) for i in range(2))

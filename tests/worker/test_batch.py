@@ -27,10 +27,10 @@ def random_plan(rng: np.random.Generator, table: RequestTable, rows: int, kind: 
     return BatchPlan(
         new=(),
         slots=as_ints(slots),
-        starts=as_ints(ends - counts),
-        counts=as_ints(counts),
-        sample_counts=as_ints([1] * rows if kind == "steady" else rng.integers(0, 2, rows)),
-        draft_counts=as_ints([0] * rows),
+        num_computed_tokens=as_ints(ends - counts),
+        num_scheduled_tokens=as_ints(counts),
+        num_sampled_tokens=as_ints([1] * rows if kind == "steady" else rng.integers(0, 2, rows)),
+        num_draft_tokens=as_ints([0] * rows),
         new_blocks=(ragged([[]] * rows),),
     )
 
@@ -47,7 +47,9 @@ def test_every_field_equals_the_twins(sizes: tuple[int, ...], kind: str, rows: i
         batch = batcher.build(plan, table)
         ids, positions, slots, starts, last = [], [], [[] for _ in sizes], [0], []
         for row in range(rows):
-            slot, start, count = (int(a[row]) for a in (plan.slots, plan.starts, plan.counts))
+            slot, start, count = (
+                int(a[row]) for a in (plan.slots, plan.num_computed_tokens, plan.num_scheduled_tokens)
+            )
             for position in range(start, start + count):
                 ids.append(int(table.token_ids[slot, position]))
                 positions.append(position)
@@ -55,20 +57,23 @@ def test_every_field_equals_the_twins(sizes: tuple[int, ...], kind: str, rows: i
                     block = int(table.block_tables[group][slot, position // size])
                     slots[group].append(block * size + position % size)
             starts.append(len(ids))
-            if plan.sample_counts[row]:
+            if plan.num_sampled_tokens[row]:
                 last.append(len(ids) - 1)
         assert batch.token_ids.tolist() == ids and batch.positions.tolist() == positions
         assert batch.query_starts.tolist() == starts and batch.num_tokens == len(ids)
         assert batch.sample_index.tolist() == last
-        assert batch.sample_rows.tolist() == np.flatnonzero(plan.sample_counts).tolist()
+        assert batch.sample_rows.tolist() == np.flatnonzero(plan.num_sampled_tokens).tolist()
         assert batch.sample_lengths.tolist() == [positions[i] + 1 for i in last]
         assert batch.shape.uniform == (len(ids) == rows)
         for group, size in enumerate(sizes):
             attention = batch.groups[group]
-            assert batch.group_slots[group].tolist() == slots[group] == attention.slots.tolist()
-            assert attention.context_lens.tolist() == plan.starts.tolist()
-            assert attention.seq_lens.tolist() == (plan.starts + plan.counts).tolist()
-            assert attention.max_query_len == plan.counts.max() and attention.max_seq_len == attention.seq_lens.max()
+            assert batch.slot_mappings[group].tolist() == slots[group] == attention.slot_mapping.tolist()
+            assert attention.context_lens.tolist() == plan.num_computed_tokens.tolist()
+            assert attention.seq_lens.tolist() == (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
+            assert (
+                attention.max_query_len == plan.num_scheduled_tokens.max()
+                and attention.max_seq_len == attention.seq_lens.max()
+            )
             needed = -(-attention.max_seq_len // size)
             assert (attention.block_table == table.block_tables[group][plan.slots, :needed]).all()
 

@@ -38,7 +38,7 @@ class Small(nn.Module):
             x, residual = norms.add_rms_norm(x, residual, self.weight, 1e-5)
             query, key = (part.view(len(x), HEADS, DIM) for part in (x, norms.rms_norm(x, self.weight, 1e-5)))
             query, key = turning.rotary(query, key, cos_sin)
-            turning.write_kv(key, query, binding.key, binding.value, current().groups[binding.group].slots)
+            turning.write_kv(key, query, binding.key, binding.value, current().groups[binding.group].slot_mapping)
             x = pointwise.silu_mul(torch.empty_like(x).view(len(x), -1)) if self.broken(x) else query.flatten(1)
         return norms.add_rms_norm(x, residual, self.weight, 1e-5)[0]
 
@@ -55,7 +55,7 @@ class Rig:
     def __init__(self, model: nn.Module, num_layers: int = 3) -> None:
         self.model = model
         self.tokens, self.positions, self.slots = (torch.zeros(MOST, dtype=torch.int64) for _ in range(3))
-        self.inputs = StepInputs(token_ids=self.tokens, positions=self.positions, slots=(self.slots,))
+        self.inputs = StepInputs(token_ids=self.tokens, positions=self.positions, slot_mappings=(self.slots,))
         self.layers = self.new_memory(num_layers)
         self.plan = object()
 
@@ -72,12 +72,12 @@ class Rig:
         nothing = np.zeros(0, dtype=np.int32)
         shape = BatchShape(num_tokens=count)
         batch = InputBatch(
-            slots=nothing, starts=nothing, counts=nothing, query_starts=nothing, sample_rows=nothing.astype(np.int64),
+            slots=nothing, num_computed_tokens=nothing, num_scheduled_tokens=nothing, query_starts=nothing, sample_rows=nothing.astype(np.int64),
             sample_index=torch.zeros(0, dtype=torch.int64), sample_lengths=nothing.astype(np.int64), groups=(),
-            token_ids=self.tokens[:count], positions=self.positions[:count], group_slots=(self.slots[:count],),
+            token_ids=self.tokens[:count], positions=self.positions[:count], slot_mappings=(self.slots[:count],),
             inputs=self.inputs, shape=shape,
         )  # fmt: skip
-        groups = (GroupPlan(plan=self.plan, slots=self.slots[:count]),)
+        groups = (GroupPlan(plan=self.plan, slot_mapping=self.slots[:count]),)
         return batch, ForwardContext(shape=shape, groups=groups, layers=self.layers)
 
     def kv(self) -> list[Tensor]:

@@ -26,10 +26,10 @@ def plan(rows: list[tuple[int, int, int]], **fields: Any) -> StepPlan:
     batch = BatchPlan(
         new=tuple(fields.pop("new", ())),
         slots=as_ints([r[0] for r in rows]),
-        starts=as_ints([r[1] for r in rows]),
-        counts=as_ints([r[2] for r in rows]),
-        sample_counts=as_ints([1] * len(rows)),
-        draft_counts=as_ints([0] * len(rows)),
+        num_computed_tokens=as_ints([r[1] for r in rows]),
+        num_scheduled_tokens=as_ints([r[2] for r in rows]),
+        num_sampled_tokens=as_ints([1] * len(rows)),
+        num_draft_tokens=as_ints([0] * len(rows)),
         new_blocks=tuple(ragged(b) for b in blocks),
         blocks_to_zero=zero,
     )

@@ -23,7 +23,7 @@ from octavo.ops.registry import Ops
 CPU = torch.device("cpu")
 
 
-class Kind(StrEnum):
+class AttentionKind(StrEnum):
     """Who attends to whom."""
 
     DECODER = "decoder"
@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class AttentionNeed:
     """One full combination that a layer asks for. `block_size` is None while it is not decided."""
 
     num_heads: int
@@ -43,7 +43,7 @@ class Need:
     kv_dtype: torch.dtype
     block_size: int | None = None
     window: int | None = None  # a query sees this many positions, its own included
-    kind: Kind = Kind.DECODER
+    kind: AttentionKind = AttentionKind.DECODER
     causal: bool = True
     softcap: float | None = None
     sinks: bool = False
@@ -82,14 +82,14 @@ class Capabilities:
     block_sizes: frozenset[int] = frozenset()
     block_multiple: int | None = None
     preferred_block_size: int = 64
-    kinds: frozenset[Kind] = frozenset({Kind.DECODER})
+    kinds: frozenset[AttentionKind] = frozenset({AttentionKind.DECODER})
     features: frozenset[str] = frozenset()
 
     def accepts_block(self, size: int) -> bool:
         """True when KV blocks may have this many tokens (ATT-3)."""
         return size in self.block_sizes or (self.block_multiple is not None and size % self.block_multiple == 0)
 
-    def objections(self, need: Need, device: DeviceFacts) -> tuple[str, ...]:
+    def objections(self, need: AttentionNeed, device: DeviceFacts) -> tuple[str, ...]:
         """Why this combination cannot be served, in words; empty when it can."""
         out = []
         if self.devices and device.kind not in self.devices:
@@ -141,7 +141,7 @@ class MetadataBuilder(Protocol):
 class Impl(Protocol):
     """One layer's attention."""
 
-    def write(self, key: torch.Tensor, value: torch.Tensor, binding: LayerBinding, slots: torch.Tensor) -> None:
+    def write(self, key: torch.Tensor, value: torch.Tensor, binding: LayerBinding, slot_mapping: torch.Tensor) -> None:
         """Store key and value [T, G, D] at their token slots [T] int64 (-1: padding)."""
 
     def run(
@@ -169,11 +169,11 @@ class Backend(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    def objections(self, need: Need, device: DeviceFacts) -> tuple[str, ...]:
+    def objections(self, need: AttentionNeed, device: DeviceFacts) -> tuple[str, ...]:
         """Why it cannot serve this need here, in words; empty when it can."""
 
     def builder(self, spec: KVSpec, device: torch.device = CPU) -> MetadataBuilder:
         """A builder for one KV group whose tensors live on `device`."""
 
-    def impl(self, need: Need, ops: Ops) -> Impl:
+    def impl(self, need: AttentionNeed, ops: Ops) -> Impl:
         """One layer's attention; the layer's own window (`need.window`) wins over its group's (ATT-7)."""

@@ -30,7 +30,7 @@ class AttentionBatch:
     context_lens: Ints  # [R]
     seq_lens: Ints  # [R]
     block_table: Ints  # [R, max blocks]
-    slots: Longs  # [T], padding included as -1
+    slot_mapping: Longs  # [T], padding included as -1
     num_tokens: int  # without padding
     max_query_len: int
     max_seq_len: int
@@ -58,7 +58,7 @@ class AttentionBatch:
             context_lens=contexts,
             seq_lens=seqs,
             block_table=block_table,
-            slots=slot_mapping(starts, contexts, block_table, block_size, padded_tokens or num_tokens),
+            slot_mapping=make_slot_mapping(starts, contexts, block_table, block_size, padded_tokens or num_tokens),
             num_tokens=num_tokens,
             max_query_len=int(queries.max(initial=0)),
             max_seq_len=int(seqs.max(initial=0)),
@@ -69,19 +69,19 @@ class AttentionBatch:
         """Number of rows."""
         return len(self.query_lens)
 
-    def slot_tensor(self, device: torch.device | str = "cpu") -> torch.Tensor:
+    def slot_mapping_tensor(self, device: torch.device | str = "cpu") -> torch.Tensor:
         """The slots as a tensor [T] int64; on the CPU a view of the array."""
-        return torch.from_numpy(self.slots).to(device)
+        return torch.from_numpy(self.slot_mapping).to(device)
 
 
-def slot_mapping(
+def make_slot_mapping(
     query_starts: Ints, context_lens: Ints, block_table: Ints, block_size: int, padded_tokens: int
 ) -> Longs:
     """Each new token's slot, `block * block_size + offset`; -1 from the last token to `padded_tokens` (EXE-15)."""
     num_tokens = int(query_starts[-1])
-    slots = np.full(padded_tokens, -1, dtype=np.int64)
+    slot_mapping = np.full(padded_tokens, -1, dtype=np.int64)
     rows = np.repeat(np.arange(len(context_lens)), np.diff(query_starts))
     positions = np.arange(num_tokens) - query_starts[rows] + context_lens[rows]
-    slots[:num_tokens] = block_table[rows, positions // block_size].astype(np.int64) * block_size
-    slots[:num_tokens] += positions % block_size
-    return slots
+    slot_mapping[:num_tokens] = block_table[rows, positions // block_size].astype(np.int64) * block_size
+    slot_mapping[:num_tokens] += positions % block_size
+    return slot_mapping

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from octavo.attention.api import CPU, Capabilities, Need, alibi_slopes
+from octavo.attention.api import CPU, AttentionNeed, Capabilities, alibi_slopes
 from octavo.attention.batch import AttentionBatch
 from octavo.base.kvspec import KVSpec
 from octavo.config.facts import DeviceFacts
@@ -44,7 +44,7 @@ class CpuImpl:
     Owns: what native calls read of the layer, made for the cache that it was last called with.
     """
 
-    def __init__(self, need: Need, ops: Ops) -> None:
+    def __init__(self, need: AttentionNeed, ops: Ops) -> None:
         self._need = need
         self._write = ops.write_kv
         self._binding: LayerBinding | None = None
@@ -52,9 +52,9 @@ class CpuImpl:
         self._slopes = _slopes(need)
         self._sinks: torch.Tensor | None = None
 
-    def write(self, key: torch.Tensor, value: torch.Tensor, binding: LayerBinding, slots: torch.Tensor) -> None:
+    def write(self, key: torch.Tensor, value: torch.Tensor, binding: LayerBinding, slot_mapping: torch.Tensor) -> None:
         if binding.key_scale is None:
-            self._write(key, value, binding.key, binding.value, slots)
+            self._write(key, value, binding.key, binding.value, slot_mapping)
             return
         self._know(binding, self._sinks)
         dim = key.shape[2]
@@ -66,7 +66,7 @@ class CpuImpl:
             value.data_ptr(),
             key.stride(0),
             value.stride(0),
-            slots.data_ptr(),
+            slot_mapping.data_ptr(),
             binding.key.shape[2],
             len(key),
         )
@@ -125,7 +125,7 @@ def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _slopes(need: Need) -> torch.Tensor | None:
+def _slopes(need: AttentionNeed) -> torch.Tensor | None:
     """ALiBi's slopes; on the CPU wherever the model is being built."""
     if not need.alibi:
         return None
@@ -148,7 +148,7 @@ class CpuBackend:
         features=frozenset({"sliding window", "softcap", "sinks", "ALiBi"}),
     )
 
-    def objections(self, need: Need, device: DeviceFacts) -> tuple[str, ...]:
+    def objections(self, need: AttentionNeed, device: DeviceFacts) -> tuple[str, ...]:
         reasons = self.capabilities.objections(need, device)
         if need.head_dim % DIM_MULTIPLE:
             reasons += (f"head size {need.head_dim} is not a multiple of {DIM_MULTIPLE}",)
@@ -157,5 +157,5 @@ class CpuBackend:
     def builder(self, spec: KVSpec, device: torch.device = CPU) -> CpuBuilder:
         return CpuBuilder(spec.block_size)
 
-    def impl(self, need: Need, ops: Ops) -> CpuImpl:
+    def impl(self, need: AttentionNeed, ops: Ops) -> CpuImpl:
         return CpuImpl(need, ops)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from octavo.attention.api import Backend, Impl, Need
+from octavo.attention.api import AttentionNeed, Backend, Impl
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import FullAttentionSpec, KVSpec, SlidingWindowSpec
 from octavo.config.facts import DeviceFacts
@@ -38,7 +38,7 @@ class Attention(nn.Module):
         context = current()
         binding = context.layers[self.layer_id]
         group = context.groups[binding.group]
-        self._impl.write(key, value, binding, group.slots)
+        self._impl.write(key, value, binding, group.slot_mapping)
         return self._impl.run(query, key, value, binding, group.plan, self.sinks)
 
 
@@ -52,7 +52,7 @@ class AttentionFactory:
     block_size: int  # tokens
     kv_dtype: torch.dtype
 
-    def layer(self, layer_id: int, need: Need) -> Attention:
+    def layer(self, layer_id: int, need: AttentionNeed) -> Attention:
         """The attention of one layer. Raises `ConfigError` when the backend objects to what it needs."""
         if objections := self.backend.objections(need, self.device):
             raise ConfigError(
@@ -61,7 +61,7 @@ class AttentionFactory:
         sinks = nn.Parameter(torch.empty(need.num_heads, dtype=torch.float32)) if need.sinks else None
         return Attention(layer_id, self._spec(need), self.backend.impl(need, self.ops), sinks)
 
-    def _spec(self, need: Need) -> KVSpec:
+    def _spec(self, need: AttentionNeed) -> KVSpec:
         dtype = dtype_name(self.kv_dtype)
         if need.window is None:
             return FullAttentionSpec(

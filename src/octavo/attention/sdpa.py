@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from octavo.attention.api import CPU, Capabilities, Need
+from octavo.attention.api import CPU, AttentionNeed, Capabilities
 from octavo.attention.batch import AttentionBatch
 from octavo.base.kvspec import KVSpec, SlidingWindowSpec
 from octavo.config.facts import DeviceFacts
@@ -217,12 +217,12 @@ class SdpaImpl:
     Owns: nothing.
     """
 
-    def __init__(self, need: Need, ops: Ops) -> None:
+    def __init__(self, need: AttentionNeed, ops: Ops) -> None:
         self._need = need
         self._write = ops.write_kv
 
-    def write(self, key: torch.Tensor, value: torch.Tensor, binding: LayerBinding, slots: torch.Tensor) -> None:
-        self._write(key, value, binding.key, binding.value, slots)
+    def write(self, key: torch.Tensor, value: torch.Tensor, binding: LayerBinding, slot_mapping: torch.Tensor) -> None:
+        self._write(key, value, binding.key, binding.value, slot_mapping)
 
     def run(
         self,
@@ -331,11 +331,11 @@ class SdpaBackend:
         features=frozenset({"sliding window"}),
     )
 
-    def objections(self, need: Need, device: DeviceFacts) -> tuple[str, ...]:
+    def objections(self, need: AttentionNeed, device: DeviceFacts) -> tuple[str, ...]:
         return self.capabilities.objections(need, device)
 
     def builder(self, spec: KVSpec, device: torch.device = CPU) -> SdpaBuilder:
         return SdpaBuilder(spec, device)
 
-    def impl(self, need: Need, ops: Ops) -> SdpaImpl:
+    def impl(self, need: AttentionNeed, ops: Ops) -> SdpaImpl:
         return SdpaImpl(need, ops)

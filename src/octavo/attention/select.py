@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from octavo.attention.api import Backend, Need
+from octavo.attention.api import AttentionNeed, Backend
 from octavo.base.errors import ConfigError
 from octavo.config.facts import DeviceFacts
 from octavo.plugins.registry import Registry
@@ -32,14 +32,17 @@ def backends(plugins: Sequence[str] | None = ()) -> Backends:
 
 
 def choose(
-    need: "Need | Sequence[Need]", forced: str | None, device: DeviceFacts, registry: Backends | None = None
+    need: "AttentionNeed | Sequence[AttentionNeed]",
+    forced: str | None,
+    device: DeviceFacts,
+    registry: Backends | None = None,
 ) -> Backend:
     """The backend for one need, or for all needs of a model's layers.
 
     `forced` names one and nothing else is tried. Raises `ConfigError` when none fits or the name is unknown.
     """
     registry = backends() if registry is None else registry
-    needs = (need,) if isinstance(need, Need) else tuple(need)
+    needs = (need,) if isinstance(need, AttentionNeed) else tuple(need)
     refused: dict[str, tuple[str, ...]] = {}
     for name in registry.names() if forced is None else (forced,):
         try:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 Damaged = Callable[[str, str], None]  # the id of a request whose share of a message is lost, and why
 
 
-class Encoder:
+class MessageEncoder:
     """Encodes messages to frames.
 
     Owns: the msgpack encoder, and the list of frames of the message being encoded. Not thread-safe.
@@ -59,7 +59,7 @@ class Encoder:
         return msgspec.msgpack.Ext(_ARRAY_FRAME, msgspec.msgpack.encode((*header, len(self._frames))))
 
 
-def encode_outputs(encoder: Encoder, outputs: EngineOutputs) -> tuple[list[Frame], tuple[str, ...]]:
+def encode_outputs(encoder: MessageEncoder, outputs: EngineOutputs) -> tuple[list[Frame], tuple[str, ...]]:
     """Frames of one step's outputs, and the ids of requests whose share cannot be sent: each ends with an error
     instead, and the engine should stop it."""
     try:
@@ -84,7 +84,7 @@ def lost_delta(request_id: str, why: str) -> RequestDelta:
     return RequestDelta(request_id=request_id, finish=FinishReason.ERROR, error=text)
 
 
-class Decoder(Generic[T]):
+class MessageDecoder(Generic[T]):
     """Decodes frames of messages of one type (a union of tagged structs, usually).
 
     With `on_damaged`, a request of a `Submit` or a delta of `EngineOutputs` that cannot be read is left out of the
@@ -195,4 +195,4 @@ def _revive(part: Any, classes: dict[str, type[msgspec.Struct]]) -> Any:
     kind = classes.get(part.get("type", ""))
     if kind is None:
         raise ServerError(f"message has a part of type {part.get('type')!r}, which no installed feature knows")
-    return msgspec.convert(part, kind, dec_hook=Decoder._typed)
+    return msgspec.convert(part, kind, dec_hook=MessageDecoder._typed)

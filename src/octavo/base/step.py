@@ -78,19 +78,19 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True):
 class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Which tokens run in this step; one entry a row in every array.
 
-    Row i computes positions `starts[i] .. starts[i] + counts[i] - 1` of its request.
-    `sample_counts[i]` is how many tokens it yields: 0 for a prompt chunk that is not the last, else 1
-    (plus up to `draft_counts[i]` with speculation).
+    Row i computes positions `num_computed_tokens[i] .. num_computed_tokens[i] + num_scheduled_tokens[i] - 1` of its request.
+    `num_sampled_tokens[i]` is how many tokens it yields: 0 for a prompt chunk that is not the last, else 1
+    (plus up to `num_draft_tokens[i]` with speculation).
     `new_blocks[g].row(i)` is appended to the row's block table of KV group g.
     `common_prefix_blocks[g]` leading blocks are the same in every row of the batch.
     """
 
     new: tuple[NewRow, ...]
     slots: Ints
-    starts: Ints
-    counts: Ints
-    sample_counts: Ints
-    draft_counts: Ints
+    num_computed_tokens: Ints
+    num_scheduled_tokens: Ints
+    num_sampled_tokens: Ints
+    num_draft_tokens: Ints
     new_blocks: tuple[Ragged, ...]
     common_prefix_blocks: tuple[int, ...] = ()
     blocks_to_zero: tuple[int, ...] = ()
@@ -103,7 +103,7 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_tokens(self) -> int:
         """Number of tokens computed in this step."""
-        return int(self.counts.sum())
+        return int(self.num_scheduled_tokens.sum())
 
 
 P = TypeVar("P", bound=PlanPart)
@@ -195,10 +195,10 @@ def empty_batch(num_groups: int) -> BatchPlan:
     return BatchPlan(
         new=(),
         slots=none,
-        starts=none,
-        counts=none,
-        sample_counts=none,
-        draft_counts=none,
+        num_computed_tokens=none,
+        num_scheduled_tokens=none,
+        num_sampled_tokens=none,
+        num_draft_tokens=none,
         new_blocks=(empty,) * num_groups,
         common_prefix_blocks=(0,) * num_groups,
     )

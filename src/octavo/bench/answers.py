@@ -98,7 +98,7 @@ def message_of(value: Any) -> str:
     return " ".join(str(value).split())[:MAX_MESSAGE]
 
 
-class Answer:
+class AnswerReader:
     """One answer while it comes.
 
     `keep_text` gathers the answer's text, at the price of parsing each event in full.

@@ -22,14 +22,14 @@ from pathlib import Path
 import msgspec
 
 from octavo.base.errors import ConfigError, OctavoError
-from octavo.bench.load import Target, run_load
-from octavo.bench.peers.api import GGUF_TYPES, WIDTHS, Model, Need, Peer, lacking, read_shape
+from octavo.bench.load import LoadTarget, run_load
+from octavo.bench.peers.api import GGUF_TYPES, WIDTHS, Checkpoint, Peer, ServerNeed, lacking, read_shape
 from octavo.bench.peers.llamacpp import LlamaCppPeer
 from octavo.bench.peers.octavo import OctavoPeer
 from octavo.bench.peers.process import MemoryWatch, Server, free_port, running
 from octavo.bench.peers.transformers import TransformersPeer
 from octavo.bench.peers.vllm import VllmPeer
-from octavo.bench.records import About, Book, Probed, Run, plain_sample
+from octavo.bench.records import About, BenchRun, Probed, RecordLog, plain_sample
 from octavo.bench.roof import Roof, probe
 from octavo.bench.samples import LoadResult
 from octavo.bench.standings import best_capacity, failures, median_roof, rows, table
@@ -48,7 +48,7 @@ class Plan:
     """What to measure."""
 
     works: Mapping[str, Work]
-    models: Sequence[Model]
+    models: Sequence[Checkpoint]
     widths: Sequence[str]
     peers: Sequence[Peer]
     rounds: int
@@ -96,11 +96,11 @@ def run_compare(args: argparse.Namespace) -> int:
     plan = make_plan(args)
     if (args.append or args.table) and args.out is None:
         raise ConfigError("--append and --table read the file of earlier measurements; name it with --out FILE.")
-    book = Book(Path(args.out) if args.out else None, append=args.append or args.table)
+    records = RecordLog(Path(args.out) if args.out else None, append=args.append or args.table)
     if not args.table:
         with _terminates_as_interrupted():
-            Comparison(plan, book, say=_to_stderr).run(vars(args))
-    return report(plan, book, _to_stdout)
+            Comparison(plan, records, say=_to_stderr).run(vars(args))
+    return report(plan, records, _to_stdout)
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
@@ -124,7 +124,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     )
 
 
-def _models(args: argparse.Namespace, home: Path) -> list[Model]:
+def _models(args: argparse.Namespace, home: Path) -> list[Checkpoint]:
     folders = {name: home / "models" / folder for name, folder in FOLDERS.items()}
     for pair in args.folder:
         name, equals, folder = pair.partition("=")
@@ -135,7 +135,7 @@ def _models(args: argparse.Namespace, home: Path) -> list[Model]:
     for name in _names("--models", args.models, tuple(folders)):
         stem = FOLDERS.get(name, folders[name].name)
         gguf = {w: home / "models" / "gguf" / f"{stem}.{kind}.gguf" for w, kind in GGUF_TYPES.items()}
-        found.append(Model(name=name, folder=folders[name], gguf=gguf, shape=read_shape(folders[name])))
+        found.append(Checkpoint(name=name, folder=folders[name], gguf=gguf, shape=read_shape(folders[name])))
     return found
 
 
@@ -181,14 +181,14 @@ class Comparison:
     def __init__(
         self,
         plan: Plan,
-        book: Book,
+        records: RecordLog,
         *,
         say: Say,
-        send: Callable[[Target, Workload], LoadResult] = run_load,
+        send: Callable[[LoadTarget, Workload], LoadResult] = run_load,
         probe_roof: Callable[[], Roof | None] = probe,
     ) -> None:
         self._plan = plan
-        self._book = book
+        self._records = records
         self._say = say
         self._send = send
         self._probe_roof = probe_roof
@@ -203,13 +203,13 @@ class Comparison:
                 self._peers.append(peer)
             else:
                 self._say(f"{peer.name} is left out: {why}")
-        self._book.add(_about(self._peers, arguments))
+        self._records.add(_about(self._peers, arguments))
         plan.logs.mkdir(parents=True, exist_ok=True)
         for model in plan.models:
             for width in plan.widths:
                 self._place(model, width)
 
-    def _place(self, model: Model, width: str) -> None:
+    def _place(self, model: Checkpoint, width: str) -> None:
         """All rounds of one model at one width."""
         peers = []
         for peer in self._peers:
@@ -229,7 +229,7 @@ class Comparison:
                     self._visit(peer, model, width, need, names, round_)
         self._probe("the end")
 
-    def _needs(self) -> Iterator[tuple[Need, tuple[str, ...]]]:
+    def _needs(self) -> Iterator[tuple[ServerNeed, tuple[str, ...]]]:
         """The works by the server they need: one start serves several."""
         needs = dict.fromkeys(work.need for work in self._plan.works.values())
         for need in needs:
@@ -238,12 +238,14 @@ class Comparison:
     def _probe(self, before: str) -> None:
         roof = self._probe_roof()
         if roof is not None:
-            self._book.add(Probed(before=before, **msgspec.structs.asdict(roof)))
+            self._records.add(Probed(before=before, **msgspec.structs.asdict(roof)))
 
-    def _visit(self, peer: Peer, model: Model, width: str, need: Need, names: Iterable[str], round_: int) -> None:
+    def _visit(
+        self, peer: Peer, model: Checkpoint, width: str, need: ServerNeed, names: Iterable[str], round_: int
+    ) -> None:
         """Start one peer, run what is not done, stop it. A failure is a record for each work it cost."""
         able = [name for name in names if peer.works is None or name in peer.works]
-        todo = [name for name in able if not self._book.done(name, model.name, width, peer.name, round_)]
+        todo = [name for name in able if not self._records.done(name, model.name, width, peer.name, round_)]
         if not todo:
             return
         for path in peer.files(model, width):
@@ -251,7 +253,7 @@ class Comparison:
         launch = peer.launch(model, width, need, free_port())
         launch = replace(launch, command=(*launch.command, *self._plan.extra_args.get(peer.name, ())))
         log = self._plan.logs / f"{peer.name}-{model.name}-{width}-{need.slots}x{need.tokens_per_slot}-{round_}.log"
-        place = Run(work="", model=model.name, width=width, peer=peer.name, round=round_)
+        place = BenchRun(work="", model=model.name, width=width, peer=peer.name, round=round_)
         try:
             with running(launch, log) as server:
                 server.wait_ready(self._plan.start_timeout_s)
@@ -261,10 +263,10 @@ class Comparison:
             for name in todo:
                 self._keep(msgspec.structs.replace(place, work=name, error=str(error)))
 
-    def _measure(self, server: Server, place: Run, name: str) -> None:
+    def _measure(self, server: Server, place: BenchRun, name: str) -> None:
         """One work on a running server; a failed run is kept as such, a dead server ends the visit."""
         launch = server.launch
-        target = Target(
+        target = LoadTarget(
             base_url=server.base_url,
             model=launch.model,
             extra=dict(launch.extra),
@@ -277,7 +279,7 @@ class Comparison:
         start = time.monotonic()
         try:
             rate = self._rate(place) if name == "W5" else 0.0
-            measured = self._figures(server, send, name, _seed(name, place.round), rate)
+            measured = self._metrics(server, send, name, _seed(name, place.round), rate)
         except OctavoError as error:
             self._keep(msgspec.structs.replace(place, work=name, error=str(error)))
             server.check_alive()
@@ -294,7 +296,7 @@ class Comparison:
             )
         )
 
-    def _figures(self, server: Server, send: Sender, name: str, seed: int, rate: float) -> Measured:
+    def _metrics(self, server: Server, send: Sender, name: str, seed: int, rate: float) -> Measured:
         if name == CAPACITY:
             warm_up(send, self._plan.works["W5"], seed + 500)
             return capacity(send, seed)
@@ -311,26 +313,28 @@ class Comparison:
         warm_up(send, work, seed + 500)
         return work.run(send, seed, rate)
 
-    def _rate(self, place: Run) -> float:
+    def _rate(self, place: BenchRun) -> float:
         if self._plan.rate is not None:
             return self._plan.rate
-        found = best_capacity(self._book.runs, place.model, place.width)
+        found = best_capacity(self._records.runs, place.model, place.width)
         if found is None:
             raise ConfigError("no engine's capacity could be measured; give it with --w5-rate.")
         return found
 
-    def _keep(self, run: Run) -> None:
-        self._book.add(run)
+    def _keep(self, run: BenchRun) -> None:
+        self._records.add(run)
         values = ", ".join(f"{key} {statistics.median(value):.4g}" for key, value in run.values.items())
         place = f"{run.work} {run.model} {run.width} {run.peer} round {run.round}"
         self._say(f"{place}: {values or f'FAILED: {run.error}'} ({run.seconds:.1f} s)")
 
 
-def report(plan: Plan, book: Book, say: Say) -> int:
+def report(plan: Plan, records: RecordLog, say: Say) -> int:
     """Print limits, table and failures; the exit code."""
-    roof = median_roof(book.probes)
+    roof = median_roof(records.probes)
     wanted = {model.name for model in plan.models}
-    runs = [r for r in book.runs if r.model in wanted and r.width in plan.widths and r.work in {*plan.works, CAPACITY}]
+    runs = [
+        r for r in records.runs if r.model in wanted and r.width in plan.widths and r.work in {*plan.works, CAPACITY}
+    ]
     shapes = {model.name: model.shape for model in plan.models}
     limits = [f"{value:,.1f} {unit}" for value, unit in (
         (roof.read_gb_s, "GB/s read"), (roof.bf16_gflop_s, "GFLOP/s bf16"), (roof.int8_gop_s, "GOP/s int8"),

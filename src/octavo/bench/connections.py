@@ -11,7 +11,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from octavo.base.errors import ConfigError
-from octavo.bench.answers import Answer
+from octavo.bench.answers import AnswerReader
 
 CONNECT_TIMEOUT_S = 30.0
 
@@ -20,7 +20,7 @@ class RequestError(Exception):
     """A request that got no whole answer; the message says why."""
 
 
-class Address:
+class HttpAddress:
     """Where a server is: `http://host:port` or `https://...`, with or without a path, with or without a final /v1.
 
     Owns: nothing; made once.
@@ -41,7 +41,7 @@ class Address:
         self.authority = parts.netloc.rpartition("@")[2]
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One connection.
 
     Owns: its transport, and the answer under way.
@@ -51,7 +51,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._answer: Answer | None = None
+        self._answer: AnswerReader | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.transport: asyncio.Transport | None = None
         self.alive = False
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
             )
             self._end(None if whole else RequestError(why))
 
-    def ask(self, request: Sequence[bytes], answer: Answer) -> "asyncio.Future[None]":
+    def ask(self, request: Sequence[bytes], answer: AnswerReader) -> "asyncio.Future[None]":
         """Send a request; the future ends with its answer, or with `RequestError`."""
         if self.transport is None:
             raise RuntimeError("ask() before the connection was made")
@@ -120,12 +120,12 @@ class Connections:
     Owns: those that are idle.
     """
 
-    def __init__(self, address: Address, clock: Callable[[], float]) -> None:
+    def __init__(self, address: HttpAddress, clock: Callable[[], float]) -> None:
         self._address = address
         self._clock = clock
-        self._idle: list[Connection] = []
+        self._idle: list[HttpConnection] = []
 
-    async def send(self, request: Sequence[bytes], make_answer: Callable[[], Answer]) -> Answer:
+    async def send(self, request: Sequence[bytes], make_answer: Callable[[], AnswerReader]) -> AnswerReader:
         """Ask and wait for the whole answer. Raises `RequestError`; a cancelled request closes its connection."""
         while True:
             connection = self._reused() or await self._connect()
@@ -151,16 +151,18 @@ class Connections:
             connection.close()
         self._idle.clear()
 
-    def _reused(self) -> Connection | None:
+    def _reused(self) -> HttpConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.alive:
                 return connection
         return None
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> HttpConnection:
         loop, address = asyncio.get_running_loop(), self._address
-        opening = loop.create_connection(lambda: Connection(self._clock), address.host, address.port, ssl=address.tls)
+        opening = loop.create_connection(
+            lambda: HttpConnection(self._clock), address.host, address.port, ssl=address.tls
+        )
         try:
             _, connection = await asyncio.wait_for(opening, CONNECT_TIMEOUT_S)
         except TimeoutError:

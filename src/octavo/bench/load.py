@@ -17,15 +17,22 @@ from typing import Any, TypeVar
 
 from octavo.base.errors import ConfigError
 from octavo.base.loops import new_event_loop
-from octavo.bench.answers import Answer
+from octavo.bench.answers import AnswerReader
 from octavo.bench.bodies import COMPLETIONS, PATHS, Bodies, Body, Turn, units
 from octavo.bench.canned import canned_server
-from octavo.bench.connections import Address, Connections, RequestError
+from octavo.bench.connections import Connections, HttpAddress, RequestError
 from octavo.bench.samples import ClientCost, LoadResult, Sample
 from octavo.bench.workloads import Item, Workload
 
 __all__ = [
-    "ClientCost", "LoadResult", "Sample", "Target", "ceilings", "own_ceiling", "run", "run_load",
+    "ClientCost",
+    "LoadResult",
+    "LoadTarget",
+    "Sample",
+    "ceilings",
+    "own_ceiling",
+    "run",
+    "run_load",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -36,7 +43,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class LoadTarget:
     """A server and how to talk to it. `extra` is merged into each body; `base_url` may end in /v1 or not."""
 
     base_url: str
@@ -47,12 +54,12 @@ class Target:
     timeout_s: float = DEFAULT_TIMEOUT_S  # for one whole answer
 
 
-async def run(target: Target, work: Workload, *, clock: Clock = time.perf_counter) -> LoadResult:
+async def run(target: LoadTarget, work: Workload, *, clock: Clock = time.perf_counter) -> LoadResult:
     """Send every item and wait for every answer. Raises `ConfigError` when the workload cannot be sent at all."""
     return await _Run(target, work, clock).go()
 
 
-def run_load(target: Target, work: Workload) -> LoadResult:
+def run_load(target: LoadTarget, work: Workload) -> LoadResult:
     """`run` in an event loop of its own, the fastest there is."""
     return in_loop(run(target, work))
 
@@ -80,7 +87,7 @@ def ceilings() -> tuple[float, float]:
         items = (Item(prompt=(1, 2, 3), max_tokens=num_tokens),) * CEILING_STREAMS
         work = Workload(name="ceiling", items=items, concurrency=CEILING_STREAMS)
         with canned_server(pause_s=pause_s, together=together) as url:
-            result = run_load(Target(base_url=url, model="canned"), work)
+            result = run_load(LoadTarget(base_url=url, model="canned"), work)
         failed = [s.error for s in result.samples if s.error]
         if failed:
             raise RuntimeError(f"the client's own test failed: {failed[0]}")
@@ -94,12 +101,12 @@ class _Run:
     Owns: its samples and its measures of the client.
     """
 
-    def __init__(self, target: Target, work: Workload, clock: Clock) -> None:
+    def __init__(self, target: LoadTarget, work: Workload, clock: Clock) -> None:
         if work.concurrency is not None and work.concurrency < 1:
             raise ConfigError(f"the concurrency must be at least 1 request, got {work.concurrency}.")
         if not work.items:
             raise ConfigError(f"the workload {work.name!r} has no requests.")
-        address = Address(target.base_url)
+        address = HttpAddress(target.base_url)
         self._target, self._work, self._clock = target, work, clock
         self._bodies = Bodies(work, model=target.model, api=target.api, extra=target.extra)
         self._head = _head(address, target)
@@ -178,11 +185,11 @@ class _Run:
         work, target = self._work, self._target
         item = work.items[i]
         request = (self._head + b"%d\r\n\r\n" % sum(map(len, body)), *body)
-        answer = Answer(target.api, keep_text=work.real_history)
+        answer = AnswerReader(target.api, keep_text=work.real_history)
 
-        def fresh() -> Answer:
+        def fresh() -> AnswerReader:
             nonlocal answer
-            answer = Answer(target.api, keep_text=work.real_history)
+            answer = AnswerReader(target.api, keep_text=work.real_history)
             return answer
 
         error: str | None = None
@@ -200,7 +207,9 @@ class _Run:
         self._keep(i, item, answer, start - self._start, item.at_s if open_loop else None, error)
         return "".join(answer.pieces)
 
-    def _keep(self, i: int, item: Item, answer: Answer, start_s: float, due_s: float | None, error: str | None) -> None:
+    def _keep(
+        self, i: int, item: Item, answer: AnswerReader, start_s: float, due_s: float | None, error: str | None
+    ) -> None:
         end_s = self._clock() - self._start
         self._num_chunks += answer.num_events
         if due_s is not None:
@@ -230,7 +239,7 @@ class _Run:
             self._lags.append(max(self._clock() - asked - LAG_PERIOD_S, 0.0))
 
 
-def _head(address: Address, target: Target) -> bytes:
+def _head(address: HttpAddress, target: LoadTarget) -> bytes:
     lines = [
         f"POST {address.path}{PATHS[target.api]} HTTP/1.1",
         f"Host: {address.authority}",

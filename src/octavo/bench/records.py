@@ -34,7 +34,7 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     int8_gop_s: float | None = None
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
+class BenchRun(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     """One work on one peer in one round, or why it failed. `requests` are the samples of every request."""
 
     work: str
@@ -54,10 +54,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
         return (self.work, self.model, self.width, self.peer, self.round)
 
 
-Record = About | Probed | Run
+Record = About | Probed | BenchRun
 
 
-class Book:
+class RecordLog:
     """All records of one file.
 
     Owns: the records read and written, and the file's end.
@@ -75,9 +75,9 @@ class Book:
             _write(path, ())
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[BenchRun, ...]:
         """The runs, a later one of the same key in place of an earlier."""
-        return tuple({run.key: run for run in self.records if isinstance(run, Run)}.values())
+        return tuple({run.key: run for run in self.records if isinstance(run, BenchRun)}.values())
 
     @property
     def probes(self) -> tuple[Probed, ...]:

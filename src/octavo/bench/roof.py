@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from octavo.base.interpreter import module_command
-from octavo.bench.peers.api import Shape
+from octavo.bench.peers.api import ModelShape
 
 BITS = {"bf16": 16, "int8": 8, "int4": 4}
 PROBE_TIMEOUT_S = 120.0
@@ -43,7 +43,7 @@ def probe(command: Sequence[str] = module_command("octavo.ops.probe")) -> Roof |
         return None
 
 
-def limit(key: str, shape: Shape, width: str, roof: Roof) -> float | None:
+def limit(key: str, shape: ModelShape, width: str, roof: Roof) -> float | None:
     """The best value a figure could have on this machine; None where none is defined or the probe lacks a part."""
     if roof.read_gb_s is None:
         return None
@@ -68,7 +68,7 @@ def share(value: float, best: float, *, higher_is_better: bool) -> float:
     return value / best if higher_is_better else best / value
 
 
-def _step_s(shape: Shape, width: str, roof: Roof, *, rows: int, context: int, shared: int = 0) -> float:
+def _step_s(shape: ModelShape, width: str, roof: Roof, *, rows: int, context: int, shared: int = 0) -> float:
     """Shortest time of one decoding step: `rows` sequences of `context` tokens each, after `shared` that are the same."""
     weights = shape.layer_weights + shape.head_weights
     read = weights * BITS[width] / 8 + (rows * context + shared) * shape.kv_bytes_per_token
@@ -77,7 +77,7 @@ def _step_s(shape: Shape, width: str, roof: Roof, *, rows: int, context: int, sh
     return max(read_s, 2 * rows * weights / operations_s) if operations_s else read_s
 
 
-def _prompt_s(shape: Shape, width: str, roof: Roof, *, tokens: int, earlier: int) -> float:
+def _prompt_s(shape: ModelShape, width: str, roof: Roof, *, tokens: int, earlier: int) -> float:
     """Shortest time to compute `tokens` new tokens after `earlier` ones, and the logits of the last."""
     operations_s = roof.operations_s(width) or 1
     pairs = tokens * earlier + tokens * (tokens + 1) // 2  # causal attention

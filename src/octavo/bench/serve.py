@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from octavo.base.errors import ServerError
 from octavo.base.interpreter import module_command
 from octavo.bench.answers import message_of
-from octavo.bench.connections import Address
-from octavo.bench.load import LoadResult, Target, in_loop, run
+from octavo.bench.connections import HttpAddress
+from octavo.bench.load import LoadResult, LoadTarget, in_loop, run
 from octavo.bench.workloads import Item, Workload
 
 ASK_TIMEOUT_S = 30.0
@@ -34,7 +34,7 @@ _READY = re.compile(r"ready at (http://\S+)/v1 \(model (.*)\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class StartedServer:
     """A server that runs: where, under which name, and what it said when (seconds after its command was run).
 
     `ended()` is None while it runs, then its exit code and its last words.
@@ -83,7 +83,7 @@ class _Log:
 @contextlib.contextmanager
 def started(
     arguments: Sequence[str], *, timeout_s: float = START_TIMEOUT_S, clock: Callable[[], float] = time.perf_counter
-) -> Iterator[Started]:
+) -> Iterator[StartedServer]:
     """Run `octavo serve ARGUMENTS` on a free port, unless they name one, until the block ends.
 
     Raises `ServerError` with the end of its log when it does not get ready.
@@ -108,7 +108,7 @@ def started(
             raise ServerError(f"the server {why}: {_tail(log.lines)}")
         _wait_healthy(log.ready[1], process, start_s + timeout_s, clock)
         ready_s = clock() - start_s
-        yield Started(
+        yield StartedServer(
             url=log.ready[1],
             model=log.ready[2],
             pid=process.pid,
@@ -125,7 +125,7 @@ def started(
 
 def _wait_healthy(url: str, process: "subprocess.Popen[str]", until_s: float, clock: Callable[[], float]) -> None:
     """Until the server answers that it is well: its log may say so a moment before."""
-    address = Address(url)
+    address = HttpAddress(url)
     while process.poll() is None and clock() < until_s:
         connection = http.client.HTTPConnection(address.host, address.port, timeout=ASK_TIMEOUT_S)
         try:
@@ -156,7 +156,7 @@ def _stop(process: "subprocess.Popen[str]") -> None:
 
 def wait_started(base_url: str, say: Callable[[str], None], *, timeout_s: float = START_TIMEOUT_S) -> None:
     """Until a server does not say any more that it is starting; at once where it says anything else, or is not there."""
-    address, told, end_s = Address(base_url), False, time.monotonic() + timeout_s
+    address, told, end_s = HttpAddress(base_url), False, time.monotonic() + timeout_s
     while words := _starting(address):
         if not told:
             say(f"waiting for {address.url}: {words}")
@@ -166,7 +166,7 @@ def wait_started(base_url: str, say: Callable[[str], None], *, timeout_s: float 
         time.sleep(STARTING_PERIOD_S)
 
 
-def _starting(address: Address) -> str | None:
+def _starting(address: HttpAddress) -> str | None:
     """What a server that is starting says."""
     kind = http.client.HTTPSConnection if address.tls else http.client.HTTPConnection
     connection = kind(address.host, address.port, timeout=ASK_TIMEOUT_S)
@@ -185,7 +185,7 @@ def _starting(address: Address) -> str | None:
 
 def first_model(base_url: str, api_key: str | None = None) -> str:
     """The first model that a server lists. Raises `ServerError` when it does not answer."""
-    address = Address(base_url)
+    address = HttpAddress(base_url)
     kind = http.client.HTTPSConnection if address.tls else http.client.HTTPConnection
     connection = kind(address.host, address.port, timeout=ASK_TIMEOUT_S)
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -205,7 +205,7 @@ def first_model(base_url: str, api_key: str | None = None) -> str:
         connection.close()
 
 
-def measure(target: Target, work: Workload, warmups: Sequence[Item] = ()) -> LoadResult:
+def measure(target: LoadTarget, work: Workload, warmups: Sequence[Item] = ()) -> LoadResult:
     """Send the warm-up's items first, one after the other and uncounted, then the workload."""
 
     async def both() -> LoadResult:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from octavo.bench.peers.api import Shape
-from octavo.bench.records import Probed, Run
+from octavo.bench.peers.api import ModelShape
+from octavo.bench.records import BenchRun, Probed
 from octavo.bench.roof import Roof, limit, share
-from octavo.bench.works import CAPACITY, Figure, Work, median_of
+from octavo.bench.works import CAPACITY, Work, WorkMetric, median_of
 
 OURS = "octavo"
 
@@ -35,7 +35,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     work: str
     model: str
     width: str
-    figure: Figure
+    figure: WorkMetric
     cells: dict[str, Cell]  # by peer
     best_other: str | None = None
     ratio: float | None = None
@@ -52,7 +52,9 @@ def median_roof(probes: Iterable[Probed]) -> Roof:
     return Roof(**fields)
 
 
-def rows(runs: Sequence[Run], works: Mapping[str, Work], shapes: Mapping[str, Shape], roof: Roof) -> tuple[Row, ...]:
+def rows(
+    runs: Sequence[BenchRun], works: Mapping[str, Work], shapes: Mapping[str, ModelShape], roof: Roof
+) -> tuple[Row, ...]:
     """Every figure that has at least one value, in the order of works, models and widths as they were run."""
     places = dict.fromkeys((run.model, run.width) for run in runs)
     found = []
@@ -66,7 +68,7 @@ def rows(runs: Sequence[Run], works: Mapping[str, Work], shapes: Mapping[str, Sh
     return tuple(found)
 
 
-def _cells(runs: Sequence[Run], key: str) -> dict[str, Cell]:
+def _cells(runs: Sequence[BenchRun], key: str) -> dict[str, Cell]:
     by_peer: dict[str, list[float]] = {}
     for run in runs:
         value = median_of(run.values, key)
@@ -79,7 +81,7 @@ def _cells(runs: Sequence[Run], key: str) -> dict[str, Cell]:
 
 
 def _row(
-    work: str, model: str, width: str, figure: Figure, cells: dict[str, Cell], shape: Shape | None, roof: Roof
+    work: str, model: str, width: str, figure: WorkMetric, cells: dict[str, Cell], shape: ModelShape | None, roof: Roof
 ) -> Row:
     better = max if figure.higher_is_better else min
     others = {peer: cell.median for peer, cell in cells.items() if peer != OURS}
@@ -125,7 +127,7 @@ def table(found: Sequence[Row]) -> str:
     return "\n".join([*texts, "", note])
 
 
-def failures(runs: Iterable[Run]) -> tuple[str, ...]:
+def failures(runs: Iterable[BenchRun]) -> tuple[str, ...]:
     """One line for each run that failed."""
     return tuple(
         f"{run.work if run.work != CAPACITY else 'capacity for W5'} {run.model} {run.width} {run.peer}, "
@@ -135,7 +137,7 @@ def failures(runs: Iterable[Run]) -> tuple[str, ...]:
     )
 
 
-def best_capacity(runs: Iterable[Run], model: str, width: str) -> float | None:
+def best_capacity(runs: Iterable[BenchRun], model: str, width: str) -> float | None:
     """Requests a second of the best engine but Octavo; of Octavo when it is alone."""
     found: dict[str, float] = {}
     for run in runs:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from octavo.base.errors import ServerError
-from octavo.bench.load import Target, run_load
+from octavo.bench.load import LoadTarget, run_load
 from octavo.bench.report import Spread, spread, spread_table
 from octavo.bench.serve import started
 from octavo.bench.workloads import Item, Workload
@@ -51,7 +51,7 @@ def start_once(
     with started(arguments, clock=clock) as server:
         before_s = clock() - start_s
         work = Workload(name="first token", items=(prompt,), concurrency=1)
-        sample = run_load(Target(base_url=server.url, model=server.model), work).samples[0]
+        sample = run_load(LoadTarget(base_url=server.url, model=server.model), work).samples[0]
         if sample.error or sample.first_token_s is None:
             raise ServerError(f"the first request failed: {sample.error or 'no token came'}")
         return Start(

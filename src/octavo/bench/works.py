@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from octavo.base.errors import ServerError
-from octavo.bench.peers.api import Need
+from octavo.bench.peers.api import ServerNeed
 from octavo.bench.report import itl_s, percentile, tpot_s, ttft_s
 from octavo.bench.samples import LoadResult, Sample
 from octavo.bench.workloads import Item, Workload, poisson, random_prompts, shared_prefix
@@ -25,9 +25,9 @@ CAPACITY = "capacity"  # the closed loop that W5's rates come from; not a work o
 CAPACITY_REQUESTS = 96
 
 # Decoding of one stream, prefill of one prompt, start: a server for one request at a time.
-SINGLE = Need(slots=1, tokens_per_slot=2304)
-MANY = Need(slots=BATCH, tokens_per_slot=512)
-SHARING = Need(slots=BATCH, tokens_per_slot=1280, shared_tokens=1024)
+SINGLE = ServerNeed(slots=1, tokens_per_slot=2304)
+MANY = ServerNeed(slots=BATCH, tokens_per_slot=512)
+SHARING = ServerNeed(slots=BATCH, tokens_per_slot=1280, shared_tokens=1024)
 
 Sender = Callable[[Workload], LoadResult]
 
@@ -36,7 +36,7 @@ class RunFailed(ServerError):
     """A run gave no figure."""
 
 
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
+class WorkMetric(msgspec.Struct, frozen=True, kw_only=True):
     """One number of a work. `scale` turns the stored value into `unit`."""
 
     key: str
@@ -63,8 +63,8 @@ class Work:
 
     name: str
     title: str
-    need: Need
-    figures: tuple[Figure, ...]
+    need: ServerNeed
+    figures: tuple[WorkMetric, ...]
     run: Callable[[Sender, int, float], Measured] | None
 
 
@@ -169,12 +169,12 @@ def _first(sample: Sample) -> float:
     return sample.end_s - sample.start_s if value is None else value
 
 
-def _latency(key: str, title: str) -> Figure:
-    return Figure(key=key, title=title, unit="ms", higher_is_better=False, scale=1000)
+def _latency(key: str, title: str) -> WorkMetric:
+    return WorkMetric(key=key, title=title, unit="ms", higher_is_better=False, scale=1000)
 
 
-def _rate(key: str, title: str) -> Figure:
-    return Figure(key=key, title=title, unit="tok/s", higher_is_better=True)
+def _rate(key: str, title: str) -> WorkMetric:
+    return WorkMetric(key=key, title=title, unit="tok/s", higher_is_better=True)
 
 
 def works(num_open_loop: int) -> dict[str, Work]:
@@ -184,9 +184,9 @@ def works(num_open_loop: int) -> dict[str, Work]:
         for share in LOADS
         for kind, title in (("ttft", "first token"), ("itl", "inter-token"))
     )
-    start = Figure(key="start_s", title="command to first token", unit="s", higher_is_better=False)
-    peak = Figure(key="peak_bytes", title="peak memory in W2", unit="MiB", higher_is_better=False, scale=1 / 2**20)
-    wall = Figure(key="wall_s", title="32 x (1024 shared + 32) in, 64 out", unit="s", higher_is_better=False)
+    start = WorkMetric(key="start_s", title="command to first token", unit="s", higher_is_better=False)
+    peak = WorkMetric(key="peak_bytes", title="peak memory in W2", unit="MiB", higher_is_better=False, scale=1 / 2**20)
+    wall = WorkMetric(key="wall_s", title="32 x (1024 shared + 32) in, 64 out", unit="s", higher_is_better=False)
     rows = (
         Work(name="W6", title="start", need=SINGLE, figures=(start,), run=None),
         Work(

@@ -41,7 +41,7 @@ class HubFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class FileChoice:
     """The files to fetch, the tag they stand for (GGUF only), and what is to be said about the choice."""
 
     files: tuple[HubFile, ...]
@@ -49,7 +49,7 @@ class Choice:
     why: str | None = None
 
 
-def choose_files(name: HubName, files: Sequence[HubFile]) -> Choice:
+def choose_files(name: HubName, files: Sequence[HubFile]) -> FileChoice:
     """What to fetch of a repository's files; raises `LoadError` when they hold no model or more than one."""
     variants = _variants(files)
     weights = [f for f in files if "/" not in f.path and f.path.endswith(".safetensors")]
@@ -57,7 +57,7 @@ def choose_files(name: HubName, files: Sequence[HubFile]) -> Choice:
         return _tagged(name, variants, name.tag)
     if weights and any(f.path == "config.json" for f in files):
         own = [f for f in weights if f.name.startswith("model")] or weights  # consolidated.*: the same once more
-        return Choice(files=(*(f for f in files if _TEXT_FILES.fullmatch(f.path)), *own))
+        return FileChoice(files=(*(f for f in files if _TEXT_FILES.fullmatch(f.path)), *own))
     if variants:
         return _preferred(name, variants)
     if any(f.path.endswith((".bin", ".pt", ".pth")) for f in files):
@@ -87,7 +87,7 @@ def _variants(files: Sequence[HubFile]) -> dict[str, list[HubFile]]:
     return found
 
 
-def _tagged(name: HubName, variants: dict[str, list[HubFile]], tag: str) -> Choice:
+def _tagged(name: HubName, variants: dict[str, list[HubFile]], tag: str) -> FileChoice:
     if not variants:
         raise LoadError(f"{name.repo} holds no GGUF files, and {tag} is the tag of one; leave :{tag} out")
     asked = _stem(tag).upper()
@@ -99,19 +99,19 @@ def _tagged(name: HubName, variants: dict[str, list[HubFile]], tag: str) -> Choi
     if len(found) > 1:
         names = ", ".join(f"{name.repo}:{_file_name(stem)}" for stem in found[:6])
         raise LoadError(f"{name} can mean {len(found)} files; say which: {names}{_more(found, 6)}")
-    return Choice(files=_whole(name, variants[found[0]]), tag=tag)
+    return FileChoice(files=_whole(name, variants[found[0]]), tag=tag)
 
 
-def _preferred(name: HubName, variants: dict[str, list[HubFile]]) -> Choice:
+def _preferred(name: HubName, variants: dict[str, list[HubFile]]) -> FileChoice:
     for tag in PREFERRED_TAGS:
         found = [stem for stem in variants if tag_of(stem) == tag]
         if len(found) == 1:
             others = len(variants) - 1
             why = f"{name.repo} holds {others + 1} GGUF variants; taking {tag} (others: {name.repo}:TAG)"
-            return Choice(files=_whole(name, variants[found[0]]), tag=tag, why=why if others else None)
+            return FileChoice(files=_whole(name, variants[found[0]]), tag=tag, why=why if others else None)
     if len(variants) == 1:
         stem, files = next(iter(variants.items()))
-        return Choice(files=_whole(name, files), tag=tag_of(stem) or _file_name(stem))
+        return FileChoice(files=_whole(name, files), tag=tag_of(stem) or _file_name(stem))
     raise LoadError(
         f"{name} holds several models in GGUF; say which, such as {name.repo}:TAG, where TAG is one of {_listed(variants)}"
     )

@@ -44,7 +44,7 @@ class Meter:
         self._progress = progress
         self._clock = clock
         self._have = dict(here)
-        self._start = self._told = clock()
+        self._start = self._reported_s = clock()
         self._first = sum(here.values())
         self._total = sum(size or 0 for size in sizes.values())
         goes_on = f", {size_text(self._first)} of it here already" if self._first else ""
@@ -66,8 +66,8 @@ class Meter:
         def report(num_bytes: int) -> None:
             self._have[file] = num_bytes
             now = self._clock()
-            if now - self._told >= TELL_S:
-                self._told = now
+            if now - self._reported_s >= TELL_S:
+                self._reported_s = now
                 self._progress(Passing(self._line(now)))
 
         return report

@@ -13,7 +13,7 @@ from pathlib import Path
 from octavo.base.errors import LoadError
 from octavo.config.embedded import fetch_embedded_model
 from octavo.config.env import Env
-from octavo.config.hub_files import Choice, HubFile, choose_files
+from octavo.config.hub_files import FileChoice, HubFile, choose_files
 from octavo.config.interrupts import sigterm_raises
 from octavo.config.meter import Meter, size_text
 from octavo.config.names import HubName, hub_name, is_embedded
@@ -83,7 +83,7 @@ def _fetch(name: HubName, store: Store, env: Env, progress: Progress) -> Path:
     return place
 
 
-def _target(folder: Path, choice: Choice, file: HubFile) -> Path:
+def _target(folder: Path, choice: FileChoice, file: HubFile) -> Path:
     """Where a file goes: as in the repository, but GGUF files always stand at the top."""
     return folder / (file.path if choice.tag is None else file.name)
 

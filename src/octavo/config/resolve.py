@@ -230,7 +230,7 @@ def _ranges(s: _State) -> list[Decision]:
     return []
 
 
-def _hand_over(s: _State) -> list[Decision]:
+def _disagg(s: _State) -> list[Decision]:
     cache, plain = s.config.cache, CacheConfig()
     if cache.kv_role in ("producer", "both") and cache.kv_listen is None and "://" not in cache.kv_transport:
         raise ConfigError(f"--kv-role {cache.kv_role}: consumers must reach this engine; give --kv-listen host:port")
@@ -242,5 +242,5 @@ def _hand_over(s: _State) -> list[Decision]:
 
 RULES: tuple[Rule, ...] = (
     _device, _quantization, _dtype, _max_model_len, _num_seqs, _batched_tokens, _threads, _async, _kv_memory, _kv_events, _block_size, _ranges,
-    _hand_over,
+    _disagg,
 )  # fmt: skip

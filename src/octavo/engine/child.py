@@ -17,7 +17,7 @@ from contextlib import suppress
 import msgspec
 import zmq
 
-from octavo.base.codec import Decoder, Encoder, encode_outputs
+from octavo.base.codec import MessageDecoder, MessageEncoder, encode_outputs
 from octavo.base.errors import EngineDead, OctavoError
 from octavo.base.heap import give_back
 from octavo.base.interpreter import leave_interrupts
@@ -25,9 +25,9 @@ from octavo.base.outputs import EngineOutputs, RequestDelta
 from octavo.base.requests import Abort, AdminReply
 from octavo.base.types import FinishReason
 from octavo.engine.dump import HangDump
+from octavo.engine.heartbeat import HEARTBEAT_S
 from octavo.engine.loop import EngineLoop
 from octavo.engine.messages import Boot, Bye, Down, Entered, Failed, Log, Ready, Up
-from octavo.engine.pulse import BEAT_S
 from octavo.engine.startup import build_core, executors
 from octavo.observe.log import configure_logging
 from octavo.plugins.general import load_general, load_required
@@ -48,7 +48,7 @@ class _Sender:
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # a front that is slow for a moment must not stop the step
         self._socket.connect(address)
-        self._encoder = Encoder()
+        self._encoder = MessageEncoder()
         self._lock = threading.Lock()
 
     def send(self, message: Up) -> None:
@@ -181,11 +181,11 @@ def _serve(boot: Boot, context: "zmq.Context[zmq.Socket[bytes]]", sender: _Sende
     dump.describe = loop.describe
     give_back()
     sender.send(Ready(started.report, os.getpid()))
-    beats = _Beats(sender, loop)
-    _pump(context, f"ipc://{boot.folder}/down", loop, beats, life)
+    heartbeats = _Heartbeats(sender, loop)
+    _pump(context, f"ipc://{boot.folder}/down", loop, heartbeats, life)
     end_s = time.monotonic() + STOP_TIMEOUT_S
-    while not loop.stop(BEAT_S) and time.monotonic() < end_s:
-        beats.send()
+    while not loop.stop(HEARTBEAT_S) and time.monotonic() < end_s:
+        heartbeats.send()
 
 
 def _debug(on: bool) -> None:
@@ -199,7 +199,7 @@ def _read_boot() -> bytes:
     return stream.read(size)
 
 
-class _Beats:
+class _Heartbeats:
     """Tells the parent how far the engine is.
 
     Owns: when the next beat is due.
@@ -217,20 +217,20 @@ class _Beats:
 
     def send(self) -> None:
         """A beat."""
-        self._due_s = time.monotonic() + BEAT_S
-        self._sender.send(self._loop.beat())
+        self._due_s = time.monotonic() + HEARTBEAT_S
+        self._sender.send(self._loop.heartbeat())
 
 
 def _pump(
-    context: "zmq.Context[zmq.Socket[bytes]]", address: str, loop: EngineLoop, beats: _Beats, life: _Life
+    context: "zmq.Context[zmq.Socket[bytes]]", address: str, loop: EngineLoop, heartbeats: _Heartbeats, life: _Life
 ) -> None:
     """Input thread (this one): decode messages and hand them to the loop until told to stop."""
     socket = context.socket(zmq.PULL)
     socket.connect(address)
-    decoder: Decoder[Down] = Decoder(Down, on_damaged=life.refuse)
+    decoder: MessageDecoder[Down] = MessageDecoder(Down, on_damaged=life.refuse)
     try:
         while not life.stop.is_set():
-            beats.send_if_due()
+            heartbeats.send_if_due()
             if not socket.poll(POLL_MS):
                 continue
             message = decoder.decode(socket.recv_multipart())

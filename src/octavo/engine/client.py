@@ -15,8 +15,8 @@ from octavo.base.errors import EngineDead, OctavoError
 from octavo.base.outputs import EngineOutputs
 from octavo.base.requests import Abort, Admin, AdminReply, EngineRequest, Submit
 from octavo.engine.core import EngineCore
+from octavo.engine.heartbeat import Heartbeat
 from octavo.engine.loop import EngineLoop
-from octavo.engine.pulse import Beat
 
 GIVEN_UP_S = 1.0  # for the thread of an engine that was given up
 
@@ -39,7 +39,7 @@ class EngineClient(Protocol):
     def alive(self) -> bool:
         """False once the engine is gone."""
 
-    def beat(self) -> Beat | None:
+    def heartbeat(self) -> Heartbeat | None:
         """The latest that the engine has said of how far it is; None when it has said nothing yet."""
 
     def give_up(self, error: Exception) -> None:
@@ -126,8 +126,8 @@ class InprocClient:
     def alive(self) -> bool:
         return self._loop is not None and self._error is None and not self._closed
 
-    def beat(self) -> Beat | None:
-        return None if self._loop is None else self._loop.beat()
+    def heartbeat(self) -> Heartbeat | None:
+        return None if self._loop is None else self._loop.heartbeat()
 
     def describe(self) -> list[str]:
         """What the engine is at, for people; from any thread."""

@@ -1,7 +1,7 @@
 """The thread that owns an engine core: messages in, outputs out, idle without spinning.
 
 Promises: only this thread touches the core; messages are handled in the order they came, between steps; an error
-of the core ends the loop once, reported to `on_death`; how far it is can be seen from any thread (`beat`).
+of the core ends the loop once, reported to `on_death`; how far it is can be seen from any thread (`heartbeat`).
 Does not know: where messages come from (a queue is all it sees) or where outputs go.
 """
 
@@ -15,7 +15,7 @@ from octavo.base.outputs import EngineOutputs
 from octavo.base.requests import Abort, Admin, AdminReply, Submit
 from octavo.base.threads import cpu_seconds
 from octavo.engine.core import EngineCore
-from octavo.engine.pulse import Beat
+from octavo.engine.heartbeat import Heartbeat
 
 Message = Submit | Abort | Admin
 _STOP = object()
@@ -61,15 +61,15 @@ class EngineLoop:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def beat(self) -> Beat:
+    def heartbeat(self) -> Heartbeat:
         """How far it is; from any thread, whatever this one does."""
         now_s = self._clock()
         resting = self._resting and self._inbox.empty()
         healthy = self._thread.is_alive() and self._core.healthy()
         if resting:
-            return Beat(now_s, resting, self._done, healthy=healthy)
+            return Heartbeat(now_s, resting, self._done, healthy=healthy)
         steps, cpu_s = self._core.progress()
-        return Beat(now_s, resting, self._done + steps, cpu_s + cpu_seconds(self._thread.native_id or 0), healthy)
+        return Heartbeat(now_s, resting, self._done + steps, cpu_s + cpu_seconds(self._thread.native_id or 0), healthy)
 
     def describe(self) -> list[str]:
         """What it is at, for people; from any thread, whatever this one does (OPS-3)."""

@@ -9,7 +9,7 @@ import msgspec
 from octavo.base.outputs import EngineOutputs
 from octavo.base.requests import Abort, Admin, AdminReply, Submit
 from octavo.config.schema import EngineConfig
-from octavo.engine.pulse import Beat
+from octavo.engine.heartbeat import Heartbeat
 from octavo.engine.startup import StartupReport
 
 
@@ -55,4 +55,4 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Down = Submit | Abort | Admin | Bye
-Up = Log | Entered | Ready | Failed | Beat | EngineOutputs | AdminReply
+Up = Log | Entered | Ready | Failed | Heartbeat | EngineOutputs | AdminReply

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from octavo.base.codec import Decoder, Encoder, lost_delta
+from octavo.base.codec import MessageDecoder, MessageEncoder, lost_delta
 from octavo.base.errors import ClientError, ConfigError, EngineDead, LoadError, OctavoError, ServerError
 from octavo.base.outputs import EngineOutputs, RequestDelta
 from octavo.base.phases import Enter
@@ -34,8 +34,8 @@ from octavo.base.requests import Abort, AdminReply, EngineRequest, Submit
 from octavo.config.schema import EngineConfig
 from octavo.engine.client import CallTable
 from octavo.engine.dump import DUMP_SIGNAL
+from octavo.engine.heartbeat import Heartbeat
 from octavo.engine.messages import Boot, Bye, Down, Entered, Failed, Log, Ready, Up
-from octavo.engine.pulse import Beat
 from octavo.engine.spawn import Process, start_process
 from octavo.engine.startup import StartupReport
 from octavo.observe.log import get_logger
@@ -84,7 +84,7 @@ class SocketClient:
         self._closed = False
         self._on_outputs: Callable[[EngineOutputs], None] = _ignore
         self._on_death: Callable[[Exception], None] = _ignore
-        self._beat: Beat | None = None
+        self._heartbeat: Heartbeat | None = None
         self._heard_s = time.monotonic()
         self._given_up = False
         self._lost: list[RequestDelta] = []  # of the message being read
@@ -95,7 +95,7 @@ class SocketClient:
         self._down.bind(f"ipc://{self._folder}/down")
         self._up = self._context.socket(zmq.PULL)
         self._up.bind(f"ipc://{self._folder}/up")
-        self._encoder = Encoder()
+        self._encoder = MessageEncoder()
         self._lock = threading.Lock()
         boot = Boot(
             config=config,
@@ -141,8 +141,8 @@ class SocketClient:
     def alive(self) -> bool:
         return self._error is None and not self._closed
 
-    def beat(self) -> Beat | None:
-        return self._beat
+    def heartbeat(self) -> Heartbeat | None:
+        return self._heartbeat
 
     def give_up(self, error: Exception) -> None:
         self._given_up = True
@@ -226,14 +226,14 @@ class SocketClient:
     def _receive(self) -> None:
         """The receive thread: it ends with the child, or with an error that everybody is told."""
         try:
-            self._listen(Decoder(Up, on_damaged=self._note_lost))
+            self._listen(MessageDecoder(Up, on_damaged=self._note_lost))
         except Exception as error:  # the edge of the thread: without it nobody hears anything any more
             logger.exception("the thread octavo-receive, which listens to the engine, failed")
             self._died(EngineDead(f"the thread octavo-receive, which listens to the engine, failed: {error}"))
         finally:
             self._up.close(linger=0)
 
-    def _listen(self, decoder: Decoder[Up]) -> None:
+    def _listen(self, decoder: MessageDecoder[Up]) -> None:
         while not self._closed or self._child.poll() is None:
             if self._up.poll(POLL_MS):
                 message = decoder.decode(self._up.recv_multipart())
@@ -259,8 +259,8 @@ class SocketClient:
     def _take(self, message: Up) -> None:
         if isinstance(message, EngineOutputs):
             self._on_outputs(message)
-        elif isinstance(message, Beat):
-            self._beat = message
+        elif isinstance(message, Heartbeat):
+            self._heartbeat = message
         elif isinstance(message, AdminReply):
             self._calls.settle(message)
         elif isinstance(message, Log):

@@ -73,7 +73,7 @@ class StartupReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class StartedCore:
     """A core that is ready to step."""
 
     core: EngineCore
@@ -91,7 +91,7 @@ def build_core(
     plugins: tuple[str, ...] | None = (),
     clock: Callable[[], float] = time.monotonic,
     enter: Enter | None = None,
-) -> Started:
+) -> StartedCore:
     """Bring an engine up. `config.model.model` is a path by now.
 
     Raises `ConfigError` or `LoadError` in one sentence; the executor is stopped before that. `enter` hears of each phase.
@@ -131,7 +131,7 @@ def build_core(
         speeds = transfer.speeds(resolved.config.cache, executor, profile)
         core = _assemble(resolved.config, layout, max_len, executor, parts, clock, speeds)
         report = _report(resolved, facts, device, loaded, layout, max_len, phases.seconds(), speeds)
-        return Started(core=core, report=report)
+        return StartedCore(core=core, report=report)
     except BaseException:
         executor.stop()
         raise

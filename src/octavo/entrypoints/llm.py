@@ -29,7 +29,7 @@ from octavo.serving.startup import open_offline
 from octavo.serving.sync_engine import SyncEngine
 
 if TYPE_CHECKING:
-    from octavo.inputs.limits import Limits
+    from octavo.inputs.limits import RequestLimits
     from octavo.inputs.renderer import EngineInput, Renderer
     from octavo.inputs.tokenizer import Tokenizer
 
@@ -50,7 +50,7 @@ class Offline(Protocol):
     @property
     def renderer(self) -> "Renderer": ...
     @property
-    def limits(self) -> "Limits": ...
+    def limits(self) -> "RequestLimits": ...
     @property
     def info(self) -> EngineInfo: ...
     def close(self) -> None: ...
@@ -82,10 +82,10 @@ class LLM:
         if model is not None:
             options["model"] = str(model)
         options = without_foreign(options, logger.warning)
-        self._front: Offline | None = opener(options)
+        self._frontend: Offline | None = opener(options)
         # Runs when this object is dropped, and at the latest at the interpreter's end, while threads and modules are
         # still whole: a destructor would come too late then.
-        self._end = weakref.finalize(self, _end, self._front, self._process)
+        self._end = weakref.finalize(self, _end, self._frontend, self._process)
 
     def generate(
         self,
@@ -102,10 +102,10 @@ class LLM:
         given, the model's defaults are used. `use_tqdm` shows progress on a terminal.
         Raises `ClientError` when a prompt or its parameters cannot be served; then nothing was computed.
         """
-        front = self._open_front("generate")
+        frontend = self._open_frontend("generate")
         given = _prompts(prompts)
-        inputs = [_numbered(i, len(given), self._input, front, prompt) for i, prompt in enumerate(given)]
-        return self._run(front, inputs, sampling_params, use_tqdm, priority)
+        inputs = [_numbered(i, len(given), self._input, frontend, prompt) for i, prompt in enumerate(given)]
+        return self._run(frontend, inputs, sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -126,7 +126,7 @@ class LLM:
         template or with `chat_template`. With `continue_final_message` the last message is continued instead of
         answered, and `add_generation_prompt` is off unless it is given.
         """
-        front = self._open_front("chat")
+        frontend = self._open_frontend("chat")
         conversations = _conversations(messages)
         options: dict[str, Any] = {
             "tools": None if tools is None else _listed("tools", tools),
@@ -136,33 +136,33 @@ class LLM:
             "continue_final_message": continue_final_message,
         }
 
-        def render(front: Offline, conversation: Sequence[Message]) -> "EngineInput":
-            return front.renderer.chat(_listed("a conversation", conversation), **options)
+        def render(frontend: Offline, conversation: Sequence[Message]) -> "EngineInput":
+            return frontend.renderer.chat(_listed("a conversation", conversation), **options)
 
-        inputs = [_numbered(i, len(conversations), render, front, c) for i, c in enumerate(conversations)]
-        return self._run(front, inputs, sampling_params, use_tqdm, priority)
+        inputs = [_numbered(i, len(conversations), render, frontend, c) for i, c in enumerate(conversations)]
+        return self._run(frontend, inputs, sampling_params, use_tqdm, priority)
 
     def get_tokenizer(self) -> "Tokenizer":
         """The model's tokenizer, the one that prompts go through."""
-        return self._open_front("get_tokenizer").renderer.tokenizer
+        return self._open_frontend("get_tokenizer").renderer.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's author recommends, else neutral values (INP-22)."""
-        return SamplingParams(**self._open_front("get_default_sampling_params").info.default_sampling)
+        return SamplingParams(**self._open_frontend("get_default_sampling_params").info.default_sampling)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, also while requests run; False when some old content can still be found."""
-        return bool(self._open_front("reset_prefix_cache").engine.call("reset_prefix_cache"))
+        return bool(self._open_frontend("reset_prefix_cache").engine.call("reset_prefix_cache"))
 
     def stats(self) -> StatsSnapshot:
         """Counters and gauges of the engine now: running and waiting requests, cache hits, preemptions, ..."""
-        return cast(StatsSnapshot, self._open_front("stats").engine.call("stats"))
+        return cast(StatsSnapshot, self._open_frontend("stats").engine.call("stats"))
 
     def close(self) -> None:
         """Stop the engine and free its memory; may be called twice."""
-        front, self._front = self._front, None
-        if front is not None and self._end.detach() and os.getpid() == self._process:
-            front.close()
+        frontend, self._frontend = self._frontend, None
+        if frontend is not None and self._end.detach() and os.getpid() == self._process:
+            frontend.close()
 
     def __enter__(self) -> "LLM":
         return self
@@ -170,22 +170,22 @@ class LLM:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _open_front(self, method: str) -> Offline:
-        front = self._front
-        if front is None:
+    def _open_frontend(self, method: str) -> Offline:
+        frontend = self._frontend
+        if frontend is None:
             raise EngineDead(f"LLM.{method} was called after close(); make a new LLM")
         if os.getpid() != self._process:
             raise EngineDead(f"LLM.{method} was called in a forked process, which has no engine; make a new LLM there")
-        if not front.engine.alive():
+        if not frontend.engine.alive():
             raise EngineDead(f"LLM.{method}: the engine is gone; make a new LLM")
-        return front
+        return frontend
 
     @staticmethod
-    def _input(front: Offline, prompt: Any) -> "EngineInput":
+    def _input(frontend: Offline, prompt: Any) -> "EngineInput":
         if isinstance(prompt, str):
-            return front.renderer.text(prompt)
+            return frontend.renderer.text(prompt)
         if _is_ids(prompt):
-            return front.renderer.tokens(prompt)
+            return frontend.renderer.tokens(prompt)
         if not isinstance(prompt, Mapping):
             raise ClientError(
                 f"a prompt must be a string, a list of token ids or a dict, got {shown(prompt)}", param="prompts"
@@ -199,29 +199,29 @@ class LLM:
         if "prompt" in known:
             if not isinstance(prompt["prompt"], str):
                 raise ClientError(f"'prompt' must be a string, got {type(prompt['prompt']).__name__}", param="prompt")
-            return front.renderer.text(prompt["prompt"])
-        return front.renderer.tokens(prompt["prompt_token_ids"])
+            return frontend.renderer.text(prompt["prompt"])
+        return frontend.renderer.tokens(prompt["prompt_token_ids"])
 
     def _run(
-        self, front: Offline, inputs: "list[EngineInput]", params: Params, use_tqdm: bool, priority: int
+        self, frontend: Offline, inputs: "list[EngineInput]", params: Params, use_tqdm: bool, priority: int
     ) -> list[RequestOutput]:
-        each = self._params(front, params, inputs)
+        each = self._params(frontend, params, inputs)
         told = [warning for one in inputs for warning in one.warnings]
-        for warning in dict.fromkeys([*told, *filter(None, [priority_warning(priority, front.info)])]):
+        for warning in dict.fromkeys([*told, *filter(None, [priority_warning(priority, frontend.info)])]):
             logger.warning("%s", warning)
         progress = open_progress(len(inputs), sys.stderr, time.monotonic) if use_tqdm else None
-        return front.engine.generate(list(zip(inputs, each, strict=True)), progress=progress, priority=priority)
+        return frontend.engine.generate(list(zip(inputs, each, strict=True)), progress=progress, priority=priority)
 
     @staticmethod
-    def _params(front: Offline, params: Params, inputs: "list[EngineInput]") -> list[SamplingParams]:
+    def _params(frontend: Offline, params: Params, inputs: "list[EngineInput]") -> list[SamplingParams]:
         """One for each input; the defaults ask for no more tokens than the context has room for."""
         if params is None:
-            default = SamplingParams(**front.info.default_sampling)
+            default = SamplingParams(**frontend.info.default_sampling)
 
-            def fit(front: Offline, one: "EngineInput") -> SamplingParams:
-                return front.limits.check(one, default, max_tokens_is_default=True)
+            def fit(frontend: Offline, one: "EngineInput") -> SamplingParams:
+                return frontend.limits.check(one, default, max_tokens_is_default=True)
 
-            return [_numbered(i, len(inputs), fit, front, one) for i, one in enumerate(inputs)]
+            return [_numbered(i, len(inputs), fit, frontend, one) for i, one in enumerate(inputs)]
         if isinstance(params, SamplingParams):
             return [params] * len(inputs)
         if isinstance(params, str | bytes | Mapping):
@@ -288,16 +288,16 @@ def _no_params(given: Any) -> ClientError:
     )
 
 
-def _numbered(index: int, total: int, render: Callable[[Offline, Any], T], front: Offline, item: Any) -> T:
+def _numbered(index: int, total: int, render: Callable[[Offline, Any], T], frontend: Offline, item: Any) -> T:
     """`render(front, item)`, with the item's place in the list in the error's message."""
     try:
-        return render(front, item)
+        return render(frontend, item)
     except ClientError as error:
         raise placed(error, index, total) from None
 
 
-def _end(front: Offline, process: int) -> None:
+def _end(frontend: Offline, process: int) -> None:
     """Close an engine that nobody will use again, in the process that made it: a forked one has none of its threads."""
     if os.getpid() == process:
-        front.engine.forget_calls()
-        front.close()
+        frontend.engine.forget_calls()
+        frontend.close()

@@ -29,11 +29,11 @@ class BatchShape:
 class GroupPlan:
     """One KV group's share of a step: the backend's own plan, and each token's slot.
 
-    `slots` is int64 [T]: block * block_size + offset, -1 for padding.
+    `slot_mapping` is int64 [T]: block * block_size + offset, -1 for padding.
     """
 
     plan: object
-    slots: torch.Tensor
+    slot_mapping: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from octavo.inputs.tokenizer import Tokenizer
 MAX_LOGPROBS = 20
 
 
-class Limits:
+class RequestLimits:
     """Checks requests against one model. Any thread may ask.
 
     Owns: a memo of the last lists of bad words as ids, since all prompts of a request share one.

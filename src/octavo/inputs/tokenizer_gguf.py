@@ -35,7 +35,7 @@ ROLE_KEYS = {
 }
 
 
-class Kind(IntEnum):
+class TokenType(IntEnum):
     """What `tokenizer.ggml.token_type` says about an entry."""
 
     NORMAL = 1
@@ -121,7 +121,7 @@ def _merges(vocab: "_Vocabulary", where: str) -> list[tuple[str, str]]:
 
 def _check_whole(vocab: "_Vocabulary", made: set[str], where: str) -> None:
     """Raise `LoadError` for a list of merges that was cut: entries are left over whose halves are entries."""
-    words = [text for text in vocab.texts(Kind.NORMAL) if len(text) > 1]
+    words = [text for text in vocab.texts(TokenType.NORMAL) if len(text) > 1]
     known, left = set(vocab.tokens), [text for text in dict.fromkeys(words) if text not in made]
     lost = [text for text in left if any(text[:i] in known and text[i:] in known for i in range(1, len(text)))]
     if len(lost) > UNMADE_SHARE * len(words):
@@ -149,7 +149,7 @@ def _sentencepiece(vocab: "_Vocabulary", where: str, asked: str | None) -> Core:
             f"{have}; convert the model again"
         )
     vocab = vocab.with_ends(set())
-    unknown = vocab.text_of("unknown_token_id") or next(vocab.texts(Kind.UNKNOWN), None)
+    unknown = vocab.text_of("unknown_token_id") or next(vocab.texts(TokenType.UNKNOWN), None)
     core = Core(
         models.BPE(
             vocab=vocab.by_text(),
@@ -176,7 +176,7 @@ def merges_by_score(tokens: Sequence[str], scores: Sequence[float], kinds: Seque
     known = {text: i for i, text in reversed(list(enumerate(tokens)))}
     ranked: list[tuple[float, str, str]] = []
     for i, (text, score, kind) in enumerate(zip(tokens, scores, kinds, strict=True)):
-        if kind != Kind.NORMAL or known[text] != i:
+        if kind != TokenType.NORMAL or known[text] != i:
             continue
         halves = [(text[:n], text[n:]) for n in range(1, len(text)) if text[:n] in known and text[n:] in known]
         halves.sort(key=lambda pair: (known[pair[0]], known[pair[1]]))
@@ -216,7 +216,7 @@ class _Vocabulary:
         places = [i for i, text in enumerate(self.tokens) if text in _ENDS and text not in made]
         kinds = list(self.kinds)
         for i in places:
-            kinds[i] = Kind.CONTROL
+            kinds[i] = TokenType.CONTROL
         return _Vocabulary(self.metadata, self.tokens, kinds)
 
     def repeats(self) -> dict[int, int]:
@@ -236,7 +236,7 @@ class _Vocabulary:
             return dict(zip(self.tokens, range(len(self.tokens)), strict=True))
         return {_STAND_IN.format(i) if i in repeats else text: i for i, text in enumerate(self.tokens)}
 
-    def texts(self, *kinds: Kind) -> Any:
+    def texts(self, *kinds: TokenType) -> Any:
         return (text for text, kind in zip(self.tokens, self.kinds, strict=True) if kind in kinds)
 
     def text_of(self, key: str) -> str | None:
@@ -262,9 +262,15 @@ class _Vocabulary:
     def finish(self, core: Core, *, adds_bos: bool) -> None:
         """Declare added tokens, and whether BOS and EOS go around a text."""
         core.add_special_tokens(
-            [AddedToken(t, special=True, normalized=False) for t in self.texts(Kind.CONTROL, Kind.UNKNOWN) if t]
+            [
+                AddedToken(t, special=True, normalized=False)
+                for t in self.texts(TokenType.CONTROL, TokenType.UNKNOWN)
+                if t
+            ]
         )
-        core.add_tokens([AddedToken(t, special=False, normalized=False) for t in self.texts(Kind.USER_DEFINED) if t])
+        core.add_tokens(
+            [AddedToken(t, special=False, normalized=False) for t in self.texts(TokenType.USER_DEFINED) if t]
+        )
         before = self.id_of("bos_token_id") if self.get("add_bos_token", adds_bos) else None
         after = self.id_of("eos_token_id") if self.get("add_eos_token", False) else None
         around = {name: index for name, index in (("before", before), ("after", after)) if index is not None}

@@ -18,9 +18,9 @@ from octavo.kvcache.hashing import BlockHash, group_key
 from octavo.kvcache.policies import NULL_BLOCK, PolicyRegistry, builtin_policies, longest_common_hit
 from octavo.kvcache.pool import BlockPool, Taken
 from octavo.kvcache.prefix import CacheEvent, EventLog, NoEvents, PrefixIndex
-from octavo.kvcache.tables import Lookup, PrefixHit, Reservation, Tables, common_start, split_by
+from octavo.kvcache.tables import LookupReason, PrefixHit, Reservation, Tables, common_start, split_by
 
-__all__ = ["KVCacheManager", "KVRequest", "KVStats", "Lookup", "PrefixHit", "Reservation"]
+__all__ = ["KVCacheManager", "KVRequest", "KVStats", "LookupReason", "PrefixHit", "Reservation"]
 
 
 class KVRequest(Protocol):
@@ -109,7 +109,7 @@ class KVCacheManager:
         self._resets = 0
         self._owed = 0  # blocks that admitted requests have yet to take for the tokens they came with
         self._queries = self._evictions = 0
-        self._found = dict.fromkeys(Lookup, 0)
+        self._found = dict.fromkeys(LookupReason, 0)
         self._no_blocks: tuple[tuple[int, ...], ...] = ((),) * len(self._policies)
         self.num_total_blocks = layout.num_blocks - 1
 
@@ -125,7 +125,7 @@ class KVCacheManager:
 
     # ---- reading -----------------------------------------------------------------------------
 
-    def match(self, req: KVRequest, lookup: Lookup = Lookup.FRESH) -> PrefixHit:
+    def match(self, req: KVRequest, lookup: LookupReason = LookupReason.FRESH) -> PrefixHit:
         """Longest prefix found in every group, at most `num_tokens - 1` tokens (SCH-23, SCH-26). Changes nothing.
 
         `lookup` says which figure counts the hit when it is used.
@@ -299,9 +299,9 @@ class KVCacheManager:
             num_requests=len(self._tables),
             usage=self.usage,
             prefix_queries=self._queries,
-            prefix_hits=self._found[Lookup.FRESH],
-            prefix_resumed=self._found[Lookup.RESUMED],
-            prefix_shared=self._found[Lookup.SIBLING],
+            prefix_hits=self._found[LookupReason.FRESH],
+            prefix_resumed=self._found[LookupReason.RESUMED],
+            prefix_shared=self._found[LookupReason.SIBLING],
             evictions=self._evictions,
         )
 
@@ -367,12 +367,12 @@ class KVCacheManager:
             tables.passed[group] = min(policy.expired(computed).stop, len(tables.blocks[group]))
         self._owe(tables, whole)
         queried = found = 0
-        lookup = Lookup.FRESH
+        lookup = LookupReason.FRESH
         if hit is not None:
             tables.adopt([len(row) for row in hit.blocks], hit.num_tokens // self._hasher_block_size)
             if self._caching and req.reads_prefix_cache:
                 lookup, found = hit.lookup, hit.num_tokens
-                queried = req.num_tokens if lookup is Lookup.FRESH else 0
+                queried = req.num_tokens if lookup is LookupReason.FRESH else 0
         self._queries += queried
         self._found[lookup] += found
         tables.settle(self._policies)

@@ -38,7 +38,7 @@ def changes_of(events: Iterable[CacheEvent], group: int = 0) -> CacheChanges | N
     return CacheChanges(cleared=cleared, removed=tuple(hashes["removed"]), stored=tuple(hashes["stored"]))
 
 
-class Events(Protocol):
+class CacheListener(Protocol):
     """Who listens to the index. Keys are `hashing.group_key`s."""
 
     def stored(self, key: bytes) -> None:
@@ -116,7 +116,7 @@ class PrefixIndex:
 
     __slots__ = ("_blocks", "_events", "_keys", "version")
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: CacheListener) -> None:
         self._events = events
         self.version = 0
         self._blocks: dict[bytes, int | set[int]] = {}

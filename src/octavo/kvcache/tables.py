@@ -15,7 +15,7 @@ from octavo.kvcache.policies import NEVER, NULL_BLOCK, BlockPolicy
 from octavo.kvcache.pool import Held, Taken
 
 
-class Lookup(Enum):
+class LookupReason(Enum):
     """Why a prefix is looked up, which decides what is counted when it is used."""
 
     FRESH = auto()  # a prompt that comes for the first time: its tokens were asked for, and found or not
@@ -32,7 +32,7 @@ class PrefixHit(msgspec.Struct, frozen=True):
     num_tokens: int
     blocks: tuple[tuple[int, ...], ...]
     version: int = 0
-    lookup: Lookup = Lookup.FRESH
+    lookup: LookupReason = LookupReason.FRESH
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class Reservation(msgspec.Struct, frozen=True):
     created: bool = False  # the request had no blocks before
     queried: int = 0  # tokens that the admission looked up
     found: int = 0  # tokens that it found
-    lookup: Lookup = Lookup.FRESH
+    lookup: LookupReason = LookupReason.FRESH
     taken: Taken = Taken()
     held: tuple[Held, ...] = ()
     lost: tuple[tuple[int, bytes], ...] = ()  # block, key of the content it had

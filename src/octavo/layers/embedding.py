@@ -124,7 +124,7 @@ class Embedding(nn.Module):
         return self._gather(self.weight, index) if self._rows_by is None else self._rows_by(index)
 
 
-class Head(nn.Module):
+class LMHead(nn.Module):
     """Hidden states to logits over the whole vocabulary: [N, hidden] -> [N, vocab].
 
     Owns: its stored weight.

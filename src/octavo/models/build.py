@@ -13,7 +13,7 @@ from typing import Final, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from octavo.attention.api import Need
+from octavo.attention.api import AttentionNeed
 from octavo.attention.layer import Attention, AttentionFactory
 from octavo.attention.select import backends, choose, choose_block_size
 from octavo.config.facts import DeviceFacts, ModelFacts
@@ -21,7 +21,7 @@ from octavo.config.quantization import QuantPlan, float_plan
 from octavo.distributed.context import ParallelContext
 from octavo.distributed.group import split_evenly
 from octavo.models.registry import architectures, resolve
-from octavo.ops.pages import Memory
+from octavo.ops.pages import ModelMemory
 from octavo.ops.registry import OpRegistry, Ops
 from octavo.platforms import lean
 from octavo.quant.api import LinearScheme, NamedLinear, NamedScheme, Piece
@@ -39,7 +39,7 @@ NO_WEIGHTS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WeightTarget:
     """Where one checkpoint tensor goes: a parameter by its full name, or one shard of a fused one.
 
     `model.layers.0.self_attn.qkv_proj.weight` with shard "q", for example.
@@ -98,7 +98,7 @@ class WeightMap:
     tied: Mapping[str, str] = field(default_factory=dict)
     gguf: GGUFNames = field(default_factory=lambda: GGUFNames(names={}))
 
-    def target(self, name: str) -> Target | None:
+    def target(self, name: str) -> WeightTarget | None:
         """Where the tensor `name` goes; None when it may be skipped. An unknown name maps to itself."""
         if name in self.tied or any(re.fullmatch(pattern, name) for pattern in (*self.skipped, *NO_WEIGHTS)):
             return None
@@ -110,8 +110,8 @@ class WeightMap:
         parent, _, leaf = module.rpartition(".")
         if leaf in self.fused:
             ours, shard = self.fused[leaf]
-            return Target(f"{parent}.{ours}.{ending}" if parent else f"{ours}.{ending}", shard)
-        return Target(name)
+            return WeightTarget(f"{parent}.{ours}.{ending}" if parent else f"{ours}.{ending}", shard)
+        return WeightTarget(name)
 
     def checkpoint_module(self, module: str, shard: str | None) -> str:
         """The checkpoint's name of one of our modules, or of one shard of it: what `target` is the way back from."""
@@ -133,7 +133,7 @@ class BuildContext:
     facts: ModelFacts
     dtype: torch.dtype
     device: torch.device  # may be "meta"
-    memory: Memory  # where weights and tables will lie, on the real device
+    memory: ModelMemory  # where weights and tables will lie, on the real device
     memory_available_bytes: int  # there, before anything was loaded
     parallel: ParallelContext
     scheme: LinearScheme
@@ -142,7 +142,7 @@ class BuildContext:
     max_model_len: int  # tokens
     plugins: tuple[str, ...] | None = ()  # installed packages that may bring architectures; None: all
 
-    def need(self, layer: int) -> Need:
+    def need(self, layer: int) -> AttentionNeed:
         """What layer `layer`'s attention asks of a backend, on this rank."""
         return replace(
             attention_need(
@@ -214,7 +214,7 @@ def build_context(facts: ModelFacts, settings: BuildSettings, device: torch.devi
     dtype, device_facts, parallel = settings.dtype, settings.device_facts, settings.parallel
     plan = settings.quantization or float_plan(facts, device_facts)
     ops = OpRegistry().bind(device_facts, dtype, forced=settings.forced_ops)
-    memory = Memory(device_facts.kind)
+    memory = ModelMemory(device_facts.kind)
     windows = {window_of(facts, layer) for layer in range(facts.num_layers)}
     kv_dtype = settings.kv_dtype or dtype
     needs = [attention_need(facts, dtype, kv_dtype, parallel, w) for w in sorted(windows, key=lambda w: w or 0)]
@@ -276,9 +276,9 @@ def window_of(facts: ModelFacts, layer: int) -> int | None:
 
 def attention_need(
     facts: ModelFacts, dtype: torch.dtype, kv_dtype: torch.dtype, parallel: ParallelContext, window: int | None
-) -> Need:
+) -> AttentionNeed:
     """What plain decoder attention asks of a backend, on one rank."""
-    return Need(
+    return AttentionNeed(
         num_heads=split_evenly(facts.num_heads, parallel.tp, "the number of attention heads"),
         num_kv_heads=max(1, facts.num_kv_heads // parallel.tp.size),
         head_dim=facts.head_dim,

@@ -14,7 +14,7 @@ from torch import nn
 
 from octavo.base.errors import LoadError
 from octavo.config.facts import ModelFacts
-from octavo.models.build import Placeable, Target, WeightMap
+from octavo.models.build import Placeable, WeightMap, WeightTarget
 from octavo.models.filling import check, wanted
 from octavo.models.weights import StoredTensor
 from octavo.quant.api import WrongKindError
@@ -58,14 +58,14 @@ def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
 
 def check_checkpoint(
     model: nn.Module, facts: ModelFacts, weight_map: WeightMap, stored: Iterable[StoredTensor]
-) -> tuple[list[tuple[StoredTensor, Target]], tuple[str, ...]]:
+) -> tuple[list[tuple[StoredTensor, WeightTarget]], tuple[str, ...]]:
     """Where each tensor goes, layer by layer, and warnings about those that go nowhere; nothing is read.
 
     Raises `LoadError` when a tensor is missing, of a wrong shape, or not made of floats, and for one that belongs to a
     part of the model which makes no use of it: answers would be another model's.
     """
     missing = set(wanted(model))
-    places: list[tuple[StoredTensor, Target]] = []
+    places: list[tuple[StoredTensor, WeightTarget]] = []
     extra: list[StoredTensor] = []
     for tensor in stored:
         target = weight_map.target(tensor.name)
@@ -88,7 +88,7 @@ def check_checkpoint(
     return places, (_extra_message(facts, [t.stored_name for t in extra]),) if extra else ()
 
 
-def _check_one(model: nn.Module, facts: ModelFacts, tensor: StoredTensor, target: Target) -> None:
+def _check_one(model: nn.Module, facts: ModelFacts, tensor: StoredTensor, target: WeightTarget) -> None:
     where = f"tensor {tensor.stored_name!r} in {tensor.file.path}"
     try:
         check(model, target, tensor)
@@ -102,7 +102,7 @@ def _check_one(model: nn.Module, facts: ModelFacts, tensor: StoredTensor, target
         raise LoadError(f"{where} does not fit {facts.architecture}: {why} (config.json of another model?)") from None
 
 
-def _takes(model: nn.Module, target: Target, tensor: StoredTensor) -> bool:
+def _takes(model: nn.Module, target: WeightTarget, tensor: StoredTensor) -> bool:
     """True when a module accepts this tensor although it needs none, such as GGUF's rotary divisors."""
     try:
         if not isinstance(model.get_submodule(target.parameter.rpartition(".")[0]), Placeable):
@@ -152,7 +152,7 @@ def _lost_message(facts: ModelFacts, lost: list[str]) -> str:
     )
 
 
-def _missing_message(facts: ModelFacts, weight_map: WeightMap, missing: set[Target], extra: list[str]) -> str:
+def _missing_message(facts: ModelFacts, weight_map: WeightMap, missing: set[WeightTarget], extra: list[str]) -> str:
     names = sorted(_checkpoint_name(target, weight_map) for target in missing)
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     if any(name.endswith(_QUANTIZED_ENDINGS) for name in extra):
@@ -171,7 +171,7 @@ def _extra_message(facts: ModelFacts, extra: list[str]) -> str:
     return f"{len(extra)} tensors of the checkpoint have no place in {facts.architecture} and were left out: {shown}"
 
 
-def _checkpoint_name(target: Target, weight_map: WeightMap) -> str:
+def _checkpoint_name(target: WeightTarget, weight_map: WeightMap) -> str:
     """The checkpoint's name of what goes to `target`."""
     module, _, ending = target.parameter.rpartition(".")
     parent, _, ours = module.rpartition(".")

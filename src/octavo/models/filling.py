@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from octavo.base.errors import LoadError
-from octavo.models.build import Placeable, Target
-from octavo.ops.pages import Memory
+from octavo.models.build import Placeable, WeightTarget
+from octavo.ops.pages import ModelMemory
 from octavo.quant.api import Piece, as_piece, check_kind, check_shape
 
 
@@ -48,21 +48,21 @@ class Sized(Protocol):
     def num_bytes(self) -> int: ...
 
 
-def wanted(model: nn.Module) -> frozenset[Target]:
+def wanted(model: nn.Module) -> frozenset[WeightTarget]:
     """Every piece that a checkpoint must bring."""
     return frozenset(_wanted(model, ""))
 
 
-def _wanted(module: nn.Module, prefix: str) -> "list[Target]":
+def _wanted(module: nn.Module, prefix: str) -> "list[WeightTarget]":
     if isinstance(module, Placeable):
-        return [Target(prefix + name, shard) for name, shards in module.pieces().items() for shard in shards]
-    own = [Target(prefix + name) for name, _ in module.named_parameters(recurse=False)]
+        return [WeightTarget(prefix + name, shard) for name, shards in module.pieces().items() for shard in shards]
+    own = [WeightTarget(prefix + name) for name, _ in module.named_parameters(recurse=False)]
     for name, child in module.named_children():
         own += _wanted(child, f"{prefix}{name}.")
     return own
 
 
-def expects(model: nn.Module, target: Target) -> tuple[int, ...]:
+def expects(model: nn.Module, target: WeightTarget) -> tuple[int, ...]:
     """The shape of the checkpoint's tensor for one of the `wanted` pieces."""
     module = model.get_submodule(_module_of(target))
     parameter = target.parameter.rpartition(".")[2]
@@ -71,12 +71,12 @@ def expects(model: nn.Module, target: Target) -> tuple[int, ...]:
     return tuple(module.get_parameter(parameter).shape)
 
 
-def check(model: nn.Module, target: Target, piece: Piece) -> None:
+def check(model: nn.Module, target: WeightTarget, piece: Piece) -> None:
     """Whether `place` would take this tensor; nothing is read. Raises as `place` does, or `WrongKindError`."""
     _deliver(model, target, piece, check_only=True)
 
 
-def place(model: nn.Module, target: Target, weight: torch.Tensor | Piece) -> None:
+def place(model: nn.Module, target: WeightTarget, weight: torch.Tensor | Piece) -> None:
     """Give one checkpoint tensor to the model, which converts it to its own type.
 
     Raises `LoadError` when the model has no such parameter or the shapes disagree; both are named.
@@ -84,7 +84,7 @@ def place(model: nn.Module, target: Target, weight: torch.Tensor | Piece) -> Non
     _deliver(model, target, as_piece(weight), check_only=False)
 
 
-def _deliver(model: nn.Module, target: Target, piece: Piece, *, check_only: bool) -> None:
+def _deliver(model: nn.Module, target: WeightTarget, piece: Piece, *, check_only: bool) -> None:
     module_name, _, parameter = target.parameter.rpartition(".")
     what = target.parameter + (f" (shard {target.shard})" if target.shard else "")
     try:
@@ -113,11 +113,11 @@ class Filling:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._finished: set[int] = set()
-        self._missing: dict[str, set[Target]] = {}
+        self._missing: dict[str, set[WeightTarget]] = {}
         for target in wanted(model):
             self._missing.setdefault(_module_of(target), set()).add(target)
 
-    def place(self, target: Target, piece: Piece) -> None:
+    def place(self, target: WeightTarget, piece: Piece) -> None:
         """Give one piece; those of one layer are best given one after the other."""
         place(self._model, target, piece)
         name = _module_of(target)
@@ -139,7 +139,7 @@ class Filling:
                 module.finish()
 
 
-def _module_of(target: Target) -> str:
+def _module_of(target: WeightTarget) -> str:
     return target.parameter.rpartition(".")[0]
 
 
@@ -151,7 +151,7 @@ def finish(model: nn.Module) -> None:
 # ---- memory and saved forms ---------------------------------------------------------------------
 
 
-def materialize(model: nn.Module, memory: Memory) -> None:
+def materialize(model: nn.Module, memory: ModelMemory) -> None:
     """Give every parameter and buffer that was built on meta its memory; the content is undefined."""
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():

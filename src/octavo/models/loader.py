@@ -19,7 +19,7 @@ from octavo.attention.api import Backend
 from octavo.base.errors import LoadError
 from octavo.base.kvspec import KVSpec
 from octavo.config.facts import ModelFacts
-from octavo.models.build import BuildContext, BuildSettings, Target, WeightMap, build_context, build_model
+from octavo.models.build import BuildContext, BuildSettings, WeightMap, WeightTarget, build_context, build_model
 from octavo.models.checkpoint import check_checkpoint, separate_head
 from octavo.models.filling import Filling, check, expects, materialize, model_state, restore_state, wanted, weight_bytes
 from octavo.models.fingerprint import fingerprint
@@ -29,7 +29,7 @@ from octavo.models.weights import StoredTensor, open_checkpoint
 from octavo.quant.api import WrongKindError
 
 Progress = Callable[[str], None]
-Places = Sequence[tuple[StoredTensor, Target]]
+Places = Sequence[tuple[StoredTensor, WeightTarget]]
 
 _DUMMY_STD = 0.02  # what most models are initialized with
 _RANDOM_ROWS = 256  # drawn from one seed
@@ -250,7 +250,7 @@ def _randomly(ctx: BuildContext, seed: int) -> _Filled:
     return _Filled(model=model, source="random numbers")
 
 
-def _random_piece(model: nn.Module, target: Target, seed: int) -> "_RandomPiece":
+def _random_piece(model: nn.Module, target: WeightTarget, seed: int) -> "_RandomPiece":
     """Of floats, or of 8-bit integers where the checkpoint's own scheme takes nothing else."""
     piece = _RandomPiece(f"{seed} {target.parameter} {target.shard}", expects(model, target))
     try:

@@ -1,4 +1,4 @@
-"""The figures of `StatsBook` in Prometheus' text format (OPS-6).
+"""The figures of `StatsLog` in Prometheus' text format (OPS-6).
 
 Promises: these names and labels are stable; every series carries `model` and `engine`. A scrape reads the
 book and nothing else, so it never waits for the engine.
@@ -43,7 +43,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from octavo.observe.stats import Histogram, StatsBook
+from octavo.observe.stats import Histogram, StatsLog
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _LABELS = ("model", "engine")
@@ -56,10 +56,10 @@ class PrometheusText:
     """
 
     def __init__(
-        self, book: StatsBook, *, model: str, engine: str = "0", about: Mapping[str, str] | None = None
+        self, stats_log: StatsLog, *, model: str, engine: str = "0", about: Mapping[str, str] | None = None
     ) -> None:
         """`about`: labels of `octavo_info`, which is left out without any."""
-        self._book = book
+        self._stats = stats_log
         self._about = dict(about or {})
         self._labels = (model, engine)
         self.registry = CollectorRegistry(auto_describe=False)
@@ -85,9 +85,9 @@ class PrometheusText:
         yield from self._features()
 
     def _gauges(self) -> Iterator[Metric]:
-        s = self._book.snapshot
+        s = self._stats.snapshot
         for name, help_text, value in (
-            ("engine_up", "1 while the engine is alive", float(self._book.engine_up)),
+            ("engine_up", "1 while the engine is alive", float(self._stats.engine_up)),
             ("requests_running", "Requests that hold a place in the batch", s.num_running),
             ("requests_waiting", "Requests that wait for a place", s.num_waiting),
             ("kv_cache_usage_ratio", "Share of KV blocks held by live requests", s.kv_usage),
@@ -99,13 +99,13 @@ class PrometheusText:
             yield gauge
 
     def _counters(self) -> Iterator[Metric]:
-        s = self._book.snapshot
+        s = self._stats.snapshot
         finished = CounterMetricFamily("octavo_requests_finished", "Answers that ended", labels=(*_LABELS, "reason"))
-        for reason, count in self._book.finished.items():
+        for reason, count in self._stats.finished.items():
             finished.add_metric((*self._labels, reason.value), count)
         yield finished
         for name, help_text, value in (
-            ("requests_refused", "Requests turned away because too many waited", self._book.num_refused),
+            ("requests_refused", "Requests turned away because too many waited", self._stats.num_refused),
             ("prompt_tokens", "Prompt tokens of requests that got a first token", s.prompt_tokens),
             ("output_tokens", "Tokens generated", s.output_tokens),
             ("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache", s.prefix_queries),
@@ -119,7 +119,7 @@ class PrometheusText:
             yield counter
 
     def _histograms(self) -> Iterator[Metric]:
-        b = self._book
+        b = self._stats
         for name, help_text, histogram in (
             ("queue_seconds", "From the queue to the first scheduled step", b.queue_s),
             ("prefill_seconds", "From the first scheduled step to the first token", b.prefill_s),
@@ -145,11 +145,11 @@ class PrometheusText:
             "octavo_feature_figure", "A feature's own figure", labels=(*_LABELS, "feature", "figure")
         )
         labelled: dict[tuple[str, str], CounterMetricFamily | GaugeMetricFamily] = {}
-        for feature, figures in sorted(self._book.snapshot.parts.items()):
-            for figure, value in sorted(figures.items()):
-                what, brace, rest = figure.partition("{")
+        for feature, metrics in sorted(self._stats.snapshot.parts.items()):
+            for metric, value in sorted(metrics.items()):
+                what, brace, rest = metric.partition("{")
                 if not brace:
-                    plain.add_metric((*self._labels, feature, figure), value)
+                    plain.add_metric((*self._labels, feature, metric), value)
                     continue
                 label, _, thing = rest.removesuffix("}").partition("=")
                 if (what, label) not in labelled:

@@ -114,7 +114,7 @@ class Histogram:
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened since the last call of `StatsBook.rates`."""
+    """What happened since the last call of `StatsLog.rates`."""
 
     seconds: float
     prompt_tokens_per_s: float
@@ -122,7 +122,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hit_share: float | None  # None: nothing was looked up
 
 
-class StatsBook:
+class StatsLog:
     """All figures of one engine.
 
     Owns: the last snapshot, the histograms and the counters of the front.

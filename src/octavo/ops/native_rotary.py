@@ -39,13 +39,13 @@ def write_kv(
     value: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    slots: torch.Tensor,
+    slot_mapping: torch.Tensor,
 ) -> None:
     """See `reference.write_kv`; a padding slot is skipped."""
-    if not _fit(key, value, key_cache, value_cache, slots):
-        return reference.write_kv(key, value, key_cache, value_cache, slots)
+    if not _fit(key, value, key_cache, value_cache, slot_mapping):
+        return reference.write_kv(key, value, key_cache, value_cache, slot_mapping)
     core.write_kv(
-        key.data_ptr(), value.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(), slots.data_ptr(),
+        key.data_ptr(), value.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(), slot_mapping.data_ptr(),
         key.shape[0], key.shape[1], key.shape[2], key_cache.shape[2],
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         key_cache.stride(0), key_cache.stride(1), value_cache.stride(0), value_cache.stride(1),
@@ -59,7 +59,7 @@ def _fit(
     value: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    slots: torch.Tensor,
+    slot_mapping: torch.Tensor,
 ) -> bool:
     dim = key.shape[2]
     return (
@@ -69,6 +69,6 @@ def _fit(
         and key_cache.dtype in FLOATS
         and key.stride(2) == value.stride(2) == 1
         and key_cache.stride()[2:] == value_cache.stride()[2:] == (dim, 1)
-        and slots.dtype == torch.int64
-        and slots.is_contiguous()
+        and slot_mapping.dtype == torch.int64
+        and slot_mapping.is_contiguous()
     )

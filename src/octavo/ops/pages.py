@@ -142,7 +142,7 @@ class PageArena:
             return piece
 
 
-class Memory:
+class ModelMemory:
     """Where a model's weights and tables lie: large pages on a CPU, the device's own memory elsewhere.
 
     Owns: the arena.

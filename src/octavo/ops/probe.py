@@ -23,7 +23,7 @@ PASS_S: Final = 0.005  # of arithmetic: long enough to wake the threads, short e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class MachineLimits:
     """`read_gb_s`: 10^9 bytes a second. `bf16_gflop_s`, `int8_gop_s`: 10^9 operations a second, a multiplication and its
     addition counted as two, by the level's own instruction for products of bf16 (float32 where it has none) and int8."""
 
@@ -34,7 +34,7 @@ class Limits:
     num_threads: int
 
 
-class Probe:
+class MachineProbe:
     """Measures the limits again and again, so that a benchmark can do it between its rounds.
 
     Owns: the memory that is read.
@@ -56,10 +56,10 @@ class Probe:
         return _rate(core.probe_int8, passes) / 1e9
 
 
-def measure(memory_bytes: int = MEMORY_BYTES) -> Limits:
+def measure(memory_bytes: int = MEMORY_BYTES) -> MachineLimits:
     """All limits at once, within a second or two."""
-    probe = Probe(memory_bytes)
-    return Limits(
+    probe = MachineProbe(memory_bytes)
+    return MachineLimits(
         read_gb_s=round(probe.read_gb_s(), 2),
         bf16_gflop_s=round(probe.bf16_gflop_s(), 1),
         int8_gop_s=round(probe.int8_gop_s(), 1),

@@ -21,7 +21,7 @@ _TINY: Final = 1e-35  # activations below this are 0: the inverse of their scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class WeightKind:
     """How a weight's integers become numbers.
 
     value = (q - zero) * scale [+ minimum], with `scale` a number for each row (span None) or each `span` inputs. With
@@ -37,15 +37,15 @@ class Kind:
     minimum: bool = False
 
 
-KINDS: Final[Mapping[str, Kind]] = {
-    "int8": Kind(number=0, bits=8, zero=128, span=None),
-    "int8_half": Kind(number=1, bits=8, zero=128, span=32),
-    "int8_half_min": Kind(number=2, bits=8, zero=0, span=32, minimum=True),
-    "int8_k": Kind(number=3, bits=8, zero=128, span=16, outer=True),
-    "int8_k_min": Kind(number=4, bits=8, zero=0, span=32, outer=True, minimum=True),
-    "int4_half": Kind(number=5, bits=4, zero=8, span=32),
-    "int4_half_min": Kind(number=6, bits=4, zero=0, span=32, minimum=True),
-    "int4_k_min": Kind(number=7, bits=4, zero=0, span=32, outer=True, minimum=True),
+KINDS: Final[Mapping[str, WeightKind]] = {
+    "int8": WeightKind(number=0, bits=8, zero=128, span=None),
+    "int8_half": WeightKind(number=1, bits=8, zero=128, span=32),
+    "int8_half_min": WeightKind(number=2, bits=8, zero=0, span=32, minimum=True),
+    "int8_k": WeightKind(number=3, bits=8, zero=128, span=16, outer=True),
+    "int8_k_min": WeightKind(number=4, bits=8, zero=0, span=32, outer=True, minimum=True),
+    "int4_half": WeightKind(number=5, bits=4, zero=8, span=32),
+    "int4_half_min": WeightKind(number=6, bits=4, zero=0, span=32, minimum=True),
+    "int4_k_min": WeightKind(number=7, bits=4, zero=0, span=32, outer=True, minimum=True),
 }
 
 

@@ -101,15 +101,15 @@ def write_kv(
     value: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    slots: torch.Tensor,
+    slot_mapping: torch.Tensor,
 ) -> None:
     """Store key and value [T, G, D] at their token slots [T] of the caches [blocks, G, block size, D].
 
     A padding slot (-1) is written to the null block 0, whose content nobody reads.
     """
     size = key_cache.shape[2]
-    slots = slots.clamp(min=0)
-    blocks, offsets = slots // size, slots % size
+    slot_mapping = slot_mapping.clamp(min=0)
+    blocks, offsets = slot_mapping // size, slot_mapping % size
     key_cache[blocks, :, offsets] = key.to(key_cache.dtype)
     value_cache[blocks, :, offsets] = value.to(value_cache.dtype)
 

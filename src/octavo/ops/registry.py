@@ -67,7 +67,7 @@ class WriteKV(Protocol):
         value: torch.Tensor,
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
-        slots: torch.Tensor,
+        slot_mapping: torch.Tensor,
     ) -> None: ...
 
 
@@ -125,7 +125,7 @@ class Implementation:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class OpChoice:
     """What was chosen for one operator, and why the ones before it were not."""
 
     op: str
@@ -196,7 +196,7 @@ class OpRegistry:
 
     def bind_explained(
         self, device: DeviceFacts, dtype: torch.dtype, *, forced: Mapping[str, str] | None = None
-    ) -> tuple[Ops, tuple[Choice, ...]]:
+    ) -> tuple[Ops, tuple[OpChoice, ...]]:
         """As `bind`, with what was chosen and why."""
         forced = forced or {}
         for op in forced:
@@ -210,7 +210,7 @@ class OpRegistry:
 
     def _choose(
         self, op: str, device: DeviceFacts, dtype: torch.dtype, forced: str | None
-    ) -> tuple[Callable[..., Any], Choice]:
+    ) -> tuple[Callable[..., Any], OpChoice]:
         candidates = self._implementations[op]
         if forced is not None:
             candidates = [i for i in candidates if i.name == forced]
@@ -222,7 +222,7 @@ class OpRegistry:
             objections = implementation.objections(device, dtype)
             if not objections:
                 try:
-                    return _resolve(op, implementation), Choice(op, implementation.name, passed_over)
+                    return _resolve(op, implementation), OpChoice(op, implementation.name, passed_over)
                 except OctavoError:
                     raise
                 except Exception as error:  # a library that is not there is a reason like any other

@@ -20,18 +20,27 @@ from octavo.base.params import SamplingParams
 from octavo.base.types import FinishReason, OutputKind
 from octavo.observe.log import get_logger
 from octavo.observe.stats import RequestRecord
-from octavo.outputs.answer import Answer, AnswerRules, NullParser, ParserFactory, StreamParser, no_parser
-from octavo.outputs.detokenizer import Decoder
+from octavo.outputs.detokenizer import TokenDecoder
 from octavo.outputs.logprobs import LogprobReader, PromptEntries
+from octavo.outputs.sample_state import AnswerRules, NullParser, ParserFactory, SampleState, StreamParser, no_parser
 
-__all__ = ["NullParser", "Opening", "OutputAssembler", "ParserFactory", "Pushed", "StreamParser", "merge", "no_parser"]
+__all__ = [
+    "NullParser",
+    "OutputAssembler",
+    "ParserFactory",
+    "Pushed",
+    "RequestOpening",
+    "StreamParser",
+    "merge",
+    "no_parser",
+]
 
 CONTEXT_TOKENS = 6  # ids before the answer that decoders may need to join it well
 
 logger = get_logger(__name__)
 
 
-class Opening(msgspec.Struct, frozen=True, kw_only=True):
+class RequestOpening(msgspec.Struct, frozen=True, kw_only=True):
     """What the assembler must know of a request: its own id, its answers' ids by index, and what was asked."""
 
     parent_id: str
@@ -62,9 +71,18 @@ class _Entry:
     Owns: its answers and its prompt's log-probabilities.
     """
 
-    __slots__ = ("answers", "cached_by_source", "num_open", "opening", "parts", "prompt_entries", "prompt_ids", "told")
+    __slots__ = (
+        "answered",
+        "answers",
+        "cached_by_source",
+        "num_open",
+        "opening",
+        "parts",
+        "prompt_entries",
+        "prompt_ids",
+    )
 
-    def __init__(self, opening: Opening, answers: list[Answer]) -> None:
+    def __init__(self, opening: RequestOpening, answers: list[SampleState]) -> None:
         self.opening = opening
         self.answers = answers
         self.num_open = len(answers)
@@ -73,7 +91,7 @@ class _Entry:
         wants = opening.params.prompt_logprobs is not None
         self.prompt_entries = PromptEntries(len(opening.prompt_token_ids)) if wants else None
         self.prompt_ids = list(opening.prompt_token_ids)  # shared by all outputs
-        self.told = False  # some output has left
+        self.answered = False  # some output has left
 
     def news(self) -> RequestOutput | None:
         """The next output, if this request's kind has one now."""
@@ -90,11 +108,11 @@ class _Entry:
     def _output(self, outputs: list[CompletionOutput]) -> RequestOutput:
         opening, answers = self.opening, self.answers
         delta = opening.params.output_kind is OutputKind.DELTA
-        entries = None if self.prompt_entries is None or (delta and self.told) else self.prompt_entries.entries
+        entries = None if self.prompt_entries is None or (delta and self.answered) else self.prompt_entries.entries
         parts = tuple(self.parts)
         if delta:
             self.parts = []
-        self.told = True
+        self.answered = True
         return RequestOutput(
             request_id=opening.parent_id,
             prompt=opening.prompt,
@@ -121,23 +139,23 @@ class OutputAssembler:
     Owns: the open requests. One thread uses it.
     """
 
-    def __init__(self, decoder: Decoder, *, context_tokens: int = CONTEXT_TOKENS) -> None:
+    def __init__(self, decoder: TokenDecoder, *, context_tokens: int = CONTEXT_TOKENS) -> None:
         self._decoder = decoder
         self._context_tokens = context_tokens
         self._reader = LogprobReader(decoder)
         self._entries: dict[str, _Entry] = {}  # by parent id
-        self._answers: dict[str, tuple[_Entry, Answer]] = {}  # by answer's id, while the answer goes on
+        self._answers: dict[str, tuple[_Entry, SampleState]] = {}  # by answer's id, while the answer goes on
 
     def __len__(self) -> int:
         """Open requests."""
         return len(self._entries)
 
-    def open(self, opening: Opening) -> None:
+    def open(self, opening: RequestOpening) -> None:
         """Expect deltas for the request's answers. Its ids must be new."""
         rules = AnswerRules.of(opening.params)
         context = opening.prompt_token_ids[-self._context_tokens :] if self._context_tokens else ()
         answers = [
-            Answer(i, rules, rules.open_text(self._decoder, context), self._reader, opening.parsers(i))
+            SampleState(i, rules, rules.open_text(self._decoder, context), self._reader, opening.parsers(i))
             for i in range(len(opening.request_ids))
         ]
         entry = _Entry(opening, answers)
@@ -188,7 +206,7 @@ class OutputAssembler:
             self._tell(parent_id, entry, pushed, now_s)
         return pushed
 
-    def _take(self, entry: _Entry, answer: Answer, delta: RequestDelta, pushed: Pushed) -> None:
+    def _take(self, entry: _Entry, answer: SampleState, delta: RequestDelta, pushed: Pushed) -> None:
         """One delta into one answer; whatever goes wrong stays in this answer."""
         try:
             if delta.prompt_logprobs and entry.prompt_entries is not None:
@@ -232,7 +250,7 @@ class OutputAssembler:
         return entry.news()
 
 
-def _record(entry: _Entry, answer: Answer, now_s: float) -> RequestRecord:
+def _record(entry: _Entry, answer: SampleState, now_s: float) -> RequestRecord:
     """The answer's figures. Its end is ours to tell when the engine did not end it (a stop string, a reader gone)."""
     times = answer.times
     changes = {"arrived_s": times.arrived_s or entry.opening.arrived_s, "finished_s": times.finished_s or now_s}

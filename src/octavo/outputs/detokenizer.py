@@ -21,14 +21,14 @@ _KEEP_PENDING = 8  # ids kept as context when a malformed window is cut
 _MAX_UNFINISHED = 3  # bytes of a character that the next byte may complete
 
 
-class TokenStream(Protocol):
+class DecodeStream(Protocol):
     """A decode stream: text comes out when it is complete."""
 
     def step(self, token_id: int) -> str | None:
         """The text that this id completes; None: nothing yet. May raise when its prefix became invalid."""
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """What turning ids into text needs of a tokenizer."""
 
     def decode(
@@ -39,7 +39,7 @@ class Decoder(Protocol):
     def token_text(self, token_id: int) -> str:
         """Text of one token by itself, for log-probabilities."""
 
-    def open_stream(self, *, skip_special_tokens: bool) -> TokenStream | None:
+    def open_stream(self, *, skip_special_tokens: bool) -> DecodeStream | None:
         """A new decode stream, or None when this tokenizer has no fast path."""
 
 
@@ -85,7 +85,7 @@ class Detokenizer:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: TokenDecoder,
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
@@ -142,7 +142,7 @@ class Detokenizer:
             ids, skip_special_tokens=self._skip_special, spaces_between_special_tokens=self._spaces
         )
 
-    def _open_stream(self) -> TokenStream | None:
+    def _open_stream(self) -> DecodeStream | None:
         return self._decoder.open_stream(skip_special_tokens=self._skip_special) if self._spaces else None
 
     def _leave_stream(self) -> None:

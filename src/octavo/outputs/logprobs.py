@@ -10,7 +10,7 @@ from itertools import islice
 
 from octavo.base.outputs import Logprob, TokenLogprobs
 from octavo.base.step import LogprobArrays, PromptLogprobs
-from octavo.outputs.detokenizer import Decoder
+from octavo.outputs.detokenizer import TokenDecoder
 
 
 class LogprobReader:
@@ -19,7 +19,7 @@ class LogprobReader:
     Owns: a cache of single tokens' texts, at most one for each id of the vocabulary.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: TokenDecoder) -> None:
         self._decoder = decoder
         self._texts: dict[int, str] = {}
 

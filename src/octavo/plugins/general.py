@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint
 from typing import Final
 
 from octavo.base.errors import ConfigError
-from octavo.plugins.registry import Explained, Plugins, Scan, State, installed, unknown_name
+from octavo.plugins.registry import Explained, Plugins, PluginState, Scan, installed, unknown_name
 
 GENERAL: Final = "octavo.plugins"
 GROUPS: Final = {
@@ -73,7 +73,7 @@ def try_all(selected: Names | None, *, scan: Scan = installed) -> tuple[Explaine
         states += plugins.explain()
     for name in _absent(found, selected or ()):
         error = unknown_name("plugin", name, _names(found))
-        states.append(Explained(name, "", "", State.MISSING, error, "OCTAVO_PLUGINS"))
+        states.append(Explained(name, "", "", PluginState.MISSING, error, "OCTAVO_PLUGINS"))
     return tuple(states)
 
 

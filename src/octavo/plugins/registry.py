@@ -53,7 +53,7 @@ def parse_selection(value: str | None) -> tuple[str, ...] | None:
     return tuple(name.strip() for name in value.split(",") if name.strip())
 
 
-class State(StrEnum):
+class PluginState(StrEnum):
     """What became of one entry."""
 
     KNOWN = "known"  # not imported yet
@@ -70,7 +70,7 @@ class Explained:
     name: str
     target: str
     source: str
-    state: State
+    state: PluginState
     error: str | None = None
     group: str = ""  # of entry points, of a plugin
 
@@ -80,7 +80,7 @@ class _Entry:
     target: str
     source: str
     value: Any = None
-    state: State = State.KNOWN
+    state: PluginState = PluginState.KNOWN
     error: str | None = None
 
 
@@ -118,7 +118,7 @@ class Registry(Generic[T]):
                 raise ConfigError(f"{self.kind} {name!r} must be registered as 'module:attribute', got {target!r}")
             entry = _Entry(target, source)
         else:
-            entry = _Entry(getattr(target, "__qualname__", repr(target)), source, target, State.LOADED)
+            entry = _Entry(getattr(target, "__qualname__", repr(target)), source, target, PluginState.LOADED)
         self._entries[name] = entry
         if first:
             self._entries = {name: entry, **self._entries}
@@ -146,15 +146,15 @@ class Registry(Generic[T]):
         entry = self._entries.get(name)
         if entry is None:
             raise self._error(unknown_name(self.kind, name, self.names()))
-        if entry.state is not State.LOADED:
+        if entry.state is not PluginState.LOADED:
             try:
                 entry.value = load_target(entry.target)
             except Exception as error:
-                entry.state, entry.error = State.FAILED, _one_line(error)
+                entry.state, entry.error = PluginState.FAILED, _one_line(error)
                 raise self._error(
                     f"{self.kind} {name!r} ({entry.target}, from {entry.source}) could not be loaded: {entry.error}"
                 ) from error
-            entry.state, entry.error = State.LOADED, None
+            entry.state, entry.error = PluginState.LOADED, None
         return cast(T, entry.value)
 
     def explain(self) -> tuple[Explained, ...]:
@@ -195,10 +195,10 @@ class Plugins:
         """
         self.find()
         for entry in self._entries.values():
-            if entry.state in (State.KNOWN, State.FAILED):
+            if entry.state in (PluginState.KNOWN, PluginState.FAILED):
                 self._load_one(entry)
         self._check_required()
-        return {name: e.value for name, e in self._entries.items() if e.state is State.LOADED}
+        return {name: e.value for name, e in self._entries.items() if e.state is PluginState.LOADED}
 
     def call(self, *args: Any) -> None:
         """Call every loaded plugin with `args`; one that raises counts as failed and stops no other."""
@@ -206,7 +206,7 @@ class Plugins:
             try:
                 function(*args)
             except (Exception, SystemExit) as error:
-                self._entries[name].state, self._entries[name].error = State.FAILED, _one_line(error)
+                self._entries[name].state, self._entries[name].error = PluginState.FAILED, _one_line(error)
         self._check_required()
 
     def explain(self) -> tuple[Explained, ...]:
@@ -217,9 +217,9 @@ class Plugins:
         """Sentences worth a warning in the log: failures, missing names, plugins that were not asked for."""
         lines = []
         for found in self.explain():
-            if found.state in (State.FAILED, State.MISSING):
+            if found.state in (PluginState.FAILED, PluginState.MISSING):
                 lines.append(f"plugin {found.name!r} is not in use {_origin(found)}: {found.error}")
-            elif found.state is State.NOT_SELECTED and self._named_only:
+            elif found.state is PluginState.NOT_SELECTED and self._named_only:
                 lines.append(
                     f"plugin {found.name!r} is installed but was not named, so it is not used {_origin(found)}"
                 )
@@ -233,24 +233,24 @@ class Plugins:
         for found in self._scan(self.group):
             chosen = self._selected is None or found.name in self._selected or found.name in self._required
             entries[found.name] = _Entry(
-                found.value, _package(found), state=State.KNOWN if chosen else State.NOT_SELECTED
+                found.value, _package(found), state=PluginState.KNOWN if chosen else PluginState.NOT_SELECTED
             )
         for name in (*(self._selected or ()), *self._required):
             if name not in entries:
                 sentence = unknown_name(f"plugin of {self.group}", name, tuple(entries))
-                entries[name] = _Entry("", "", state=State.MISSING, error=sentence)
+                entries[name] = _Entry("", "", state=PluginState.MISSING, error=sentence)
         self._entries, self._scanned = entries, True
 
     @staticmethod
     def _load_one(entry: _Entry) -> None:
         try:
-            entry.value, entry.state, entry.error = load_target(entry.target), State.LOADED, None
+            entry.value, entry.state, entry.error = load_target(entry.target), PluginState.LOADED, None
         except (Exception, SystemExit) as error:
-            entry.state, entry.error = State.FAILED, _one_line(error)
+            entry.state, entry.error = PluginState.FAILED, _one_line(error)
 
     def _check_required(self) -> None:
         for found in self.explain():
-            if found.name in self._required and found.state is not State.LOADED:
+            if found.name in self._required and found.state is not PluginState.LOADED:
                 raise ConfigError(f"plugin {found.name!r} is required but not in use {_origin(found)}: {found.error}")
 
 

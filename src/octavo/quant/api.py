@@ -12,7 +12,7 @@ from typing import Final, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from octavo.ops.pages import Memory, scratch
+from octavo.ops.pages import ModelMemory, scratch
 from octavo.ops.registry import Linear, Multiply
 
 _SLICE_BYTES: Final = 8 << 20  # of a weight that is read at once
@@ -208,7 +208,7 @@ class DenseLinear(nn.Module):
         dtype: torch.dtype,
         out_dtype: torch.dtype | None,
         linear: Linear,
-        memory: Memory,
+        memory: ModelMemory,
     ) -> None:
         super().__init__()
         self.weight: nn.Parameter | None = None
@@ -377,7 +377,7 @@ class Unquantized:
 
     dtype: torch.dtype
     linear: Linear
-    memory: Memory = field(default_factory=Memory)
+    memory: ModelMemory = field(default_factory=ModelMemory)
     name: str = "unquantized"
 
     def create(

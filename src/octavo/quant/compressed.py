@@ -16,7 +16,7 @@ from octavo.config.quantization import QuantPlan
 from octavo.ops.quantized import QuantizedLinear, QuantizedRows
 from octavo.quant.api import LinearScheme, Piece, Share, WrongKindError, check_floats, check_shape
 from octavo.quant.online import key_for
-from octavo.quant.packed import PackedLinear, Pieces, Shape, float_rows, floats_of
+from octavo.quant.packed import PackedLinear, PackedShape, Pieces, float_rows, floats_of
 
 WEIGHT, SCALE = "weight", "weight_scale"
 
@@ -72,7 +72,9 @@ class CompressedScheme:
     def create(
         self, in_features: int, out_features: int, *, bias: bool, out_dtype: torch.dtype | None = None
     ) -> PackedLinear:
-        shape = Shape(in_features=in_features, out_features=out_features, bias=bias, out_dtype=out_dtype or self.dtype)
+        shape = PackedShape(
+            in_features=in_features, out_features=out_features, bias=bias, out_dtype=out_dtype or self.dtype
+        )
         return PackedLinear(
             shape,
             packing=CompressedPacking(self.plan),

@@ -13,7 +13,7 @@ import torch
 from octavo.ops.quantized import QuantizedLinear, QuantizedRows
 from octavo.quant.api import LinearScheme, Piece, Share, check_floats
 from octavo.quant.gguf_rows import BLOCKS, KIND_OF, quantized_rows
-from octavo.quant.packed import PackedLinear, Pieces, Shape, floats_of
+from octavo.quant.packed import PackedLinear, PackedShape, Pieces, floats_of
 
 
 class Seen:
@@ -95,7 +95,9 @@ class GGUFScheme:
     def create(
         self, in_features: int, out_features: int, *, bias: bool, out_dtype: torch.dtype | None = None
     ) -> PackedLinear:
-        shape = Shape(in_features=in_features, out_features=out_features, bias=bias, out_dtype=out_dtype or self.dtype)
+        shape = PackedShape(
+            in_features=in_features, out_features=out_features, bias=bias, out_dtype=out_dtype or self.dtype
+        )
         return PackedLinear(
             shape,
             packing=GGUFPacking(self.seen),

@@ -14,7 +14,7 @@ from octavo.base.errors import ConfigError
 from octavo.config.quantization import QuantKey, QuantPlan
 from octavo.ops.quantized import QuantizedLinear, QuantizedRows, QuantizeRows
 from octavo.quant.api import LinearScheme, Piece, Share, check_floats
-from octavo.quant.packed import PackedLinear, Pieces, Shape, float_rows, floats_of
+from octavo.quant.packed import PackedLinear, PackedShape, Pieces, float_rows, floats_of
 
 _AS_THEY_ARE: Final = ("F32", "BF16")  # types that are rounded without a conversion before
 
@@ -81,7 +81,9 @@ class OnlineScheme:
     def create(
         self, in_features: int, out_features: int, *, bias: bool, out_dtype: torch.dtype | None = None
     ) -> PackedLinear:
-        shape = Shape(in_features=in_features, out_features=out_features, bias=bias, out_dtype=out_dtype or self.dtype)
+        shape = PackedShape(
+            in_features=in_features, out_features=out_features, bias=bias, out_dtype=out_dtype or self.dtype
+        )
         return PackedLinear(
             shape,
             packing=OnlinePacking(self.plan, self.quantize),

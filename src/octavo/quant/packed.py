@@ -51,7 +51,7 @@ class SizedPacking(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class PackedShape:
     """Of one layer's weight on this rank, and what its results are."""
 
     in_features: int
@@ -69,7 +69,7 @@ class PackedLinear(nn.Module):
     """
 
     def __init__(
-        self, shape: Shape, *, packing: Packing, multiply: QuantizedLinear, as_floats: Callable[[], StoredLinear]
+        self, shape: PackedShape, *, packing: Packing, multiply: QuantizedLinear, as_floats: Callable[[], StoredLinear]
     ) -> None:
         super().__init__()
         self._shape, self._packing = shape, packing
@@ -200,7 +200,7 @@ class PackedLinear(nn.Module):
         return self._made[0](x)
 
 
-def floats_of(scheme: LinearScheme, shape: Shape, out_dtype: torch.dtype | None) -> Callable[[], StoredLinear]:
+def floats_of(scheme: LinearScheme, shape: PackedShape, out_dtype: torch.dtype | None) -> Callable[[], StoredLinear]:
     """Makes the layer that keeps a weight of this shape as floats."""
     return lambda: scheme.create(shape.in_features, shape.out_features, bias=shape.bias, out_dtype=out_dtype)
 

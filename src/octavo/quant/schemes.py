@@ -7,7 +7,7 @@ Does not know: names of schemes, or files.
 import torch
 
 from octavo.config.quantization import COMPRESSED, GGUF, ONLINE, QuantPlan
-from octavo.ops.pages import Memory
+from octavo.ops.pages import ModelMemory
 from octavo.ops.registry import Ops
 from octavo.quant.api import LinearScheme, Unquantized
 from octavo.quant.compressed import CompressedScheme
@@ -15,7 +15,7 @@ from octavo.quant.gguf import GGUFScheme
 from octavo.quant.online import OnlineScheme
 
 
-def make_scheme(plan: QuantPlan, *, dtype: torch.dtype, ops: Ops, memory: Memory) -> LinearScheme:
+def make_scheme(plan: QuantPlan, *, dtype: torch.dtype, ops: Ops, memory: ModelMemory) -> LinearScheme:
     """How the linear weights of a model of this type are kept."""
     floats = Unquantized(dtype, ops.linear, memory)
     if plan.method == GGUF:

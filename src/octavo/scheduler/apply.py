@@ -29,9 +29,9 @@ class _StepRows:
     def __init__(self, plan: StepPlan, result: StepResult) -> None:
         batch = plan.batch
         self.result = result
-        self.ends: list[int] = (batch.starts + batch.counts).tolist()
-        self.samples: list[int] = batch.sample_counts.tolist()
-        self.drafts: list[int] = batch.draft_counts.tolist()
+        self.ends: list[int] = (batch.num_computed_tokens + batch.num_scheduled_tokens).tolist()
+        self.samples: list[int] = batch.num_sampled_tokens.tolist()
+        self.drafts: list[int] = batch.num_draft_tokens.tolist()
         self.offsets: list[int] = result.tokens.offsets.tolist()
         self.values: list[int] = result.tokens.values.tolist()
         self.errors = {error.row: error.message for error in result.errors}

@@ -52,7 +52,7 @@ def batch_lines(plan: StepPlan, ids: Mapping[int, str]) -> list[str]:
         f"  batch: {batch.num_rows} rows, {batch.num_tokens} tokens, {len(batch.new)} new rows, "
         f"{len(plan.finished)} finished, {len(plan.preempted)} preempted{', with ' + parts if parts else ''}"
     ]
-    columns = (batch.slots, batch.starts, batch.counts, batch.sample_counts)
+    columns = (batch.slots, batch.num_computed_tokens, batch.num_scheduled_tokens, batch.num_sampled_tokens)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for slot, start, count, sampled in islice(rows, MAX_ROWS):
         yields = "samples" if sampled else "no sample"

@@ -30,11 +30,13 @@ class Flight:
     Owns: nothing that changes.
     """
 
-    __slots__ = ("late", "made_s", "rows", "starts")
+    __slots__ = ("late", "made_s", "num_computed_tokens", "rows")
 
-    def __init__(self, rows: list[Request], starts: list[int], late: tuple[ControlPart, ...], made_s: float) -> None:
+    def __init__(
+        self, rows: list[Request], num_computed_tokens: list[int], late: tuple[ControlPart, ...], made_s: float
+    ) -> None:
         self.rows = rows
-        self.starts = starts
+        self.num_computed_tokens = num_computed_tokens
         self.late = late
         self.made_s = made_s
 
@@ -314,7 +316,7 @@ class Ledger:
         """Computed tokens that no step in flight computes."""
         for seq, flight in self.flights.items():
             if seq >= req.valid_from and req in flight.rows:
-                return flight.starts[flight.rows.index(req)]
+                return flight.num_computed_tokens[flight.rows.index(req)]
         return req.num_computed_tokens
 
     def take_deltas(self) -> list[RequestDelta]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.kvcache.hashing import BlockHash
-from octavo.scheduler.draft import StepDraft
+from octavo.scheduler.plan_builder import PlanBuilder
 from octavo.scheduler.request import Request
 from octavo.scheduler.seams import Constraint, Wait
 from octavo.scheduler.shared_prefix import SharedPrefix
@@ -44,12 +44,12 @@ class SchedulerLimits:
         return min(self.max_num_seqs, self.max_num_active_seqs)
 
     @property
-    def min_chunk(self) -> int:
+    def min_prefill_chunk(self) -> int:
         """A prompt that has others beside it may always take this many tokens in a step."""
         return self.long_prefill_token_threshold or max(1, self.max_num_scheduled_tokens // MAX_PROMPTS_SIDE_BY_SIDE)
 
 
-def fair_chunk(needs: Sequence[int], tokens: int) -> int:
+def fair_prefill_chunk(needs: Sequence[int], tokens: int) -> int:
     """Largest chunk c so that everybody may take min(need, c) out of `tokens` (max-min fairness); at least 0.
 
     With the needs 1900 and 10 and 60 tokens it is 50: the short one gets all it needs, the long one the rest.
@@ -131,18 +131,18 @@ class SharedPrompt:
         """Who may be looked at may run."""
         return None
 
-    def admits(self, req: Request, draft: StepDraft) -> bool:
+    def admits(self, req: Request, builder: PlanBuilder) -> bool:
         """Those who are held are not asked."""
         return True
 
-    def cap(self, req: Request, n: int, draft: StepDraft) -> int:
+    def cap(self, req: Request, n: int, builder: PlanBuilder) -> int:
         """No limit once admitted."""
         return n
 
-    def commit(self, req: Request, n: int, draft: StepDraft) -> None:
+    def commit(self, req: Request, n: int, builder: PlanBuilder) -> None:
         """Nothing is counted."""
 
-    def undo(self, req: Request, draft: StepDraft) -> None:
+    def undo(self, req: Request, builder: PlanBuilder) -> None:
         """Nothing was counted."""
 
     def forget(self, req: Request) -> None:

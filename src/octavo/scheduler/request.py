@@ -18,7 +18,7 @@ from octavo.base.outputs import RequestTimes
 from octavo.base.requests import EngineRequest
 from octavo.base.types import FinishReason, RequestState, check_transition
 from octavo.kvcache.hashing import BlockHash, HashChain
-from octavo.kvcache.tables import Lookup
+from octavo.kvcache.tables import LookupReason
 
 NEVER = 1 << 62  # a step number that does not come
 
@@ -30,10 +30,10 @@ class Rule(Protocol):
 
     def wait(self, req: "Request") -> Any: ...
     def crowd(self, req: "Request") -> BlockHash | None: ...
-    def admits(self, req: "Request", draft: Any) -> bool: ...
-    def cap(self, req: "Request", n: int, draft: Any) -> int: ...
-    def commit(self, req: "Request", n: int, draft: Any) -> None: ...
-    def undo(self, req: "Request", draft: Any) -> None: ...
+    def admits(self, req: "Request", builder: Any) -> bool: ...
+    def cap(self, req: "Request", n: int, builder: Any) -> int: ...
+    def commit(self, req: "Request", n: int, builder: Any) -> None: ...
+    def undo(self, req: "Request", builder: Any) -> None: ...
     def forget(self, req: "Request") -> None: ...
 
 
@@ -228,11 +228,11 @@ class Request:
         return self.state is RequestState.FINISHED
 
     @property
-    def lookup(self) -> Lookup:
+    def lookup(self) -> LookupReason:
         """What finding its prefix counts as: tokens that it computed itself, or its sibling did, are no hits."""
         if self.lost_blocks:
-            return Lookup.RESUMED
-        return Lookup.SIBLING if self.source.sample_index else Lookup.FRESH
+            return LookupReason.RESUMED
+        return LookupReason.SIBLING if self.source.sample_index else LookupReason.FRESH
 
     def known_tokens(self) -> tuple[int, ...]:
         """All known tokens as a value, for a message."""

@@ -17,10 +17,10 @@ from octavo.base.types import FinishReason, RequestState
 from octavo.kvcache.hashing import BlockHasher, HashChain
 from octavo.kvcache.manager import KVCacheManager, PrefixHit
 from octavo.scheduler.describe import batch_lines, state_lines
-from octavo.scheduler.draft import StepDraft, TokenBudget
 from octavo.scheduler.ledger import Flight, Ledger
-from octavo.scheduler.limits import MAX_PROMPTS_SIDE_BY_SIDE, SchedulerLimits, fair_chunk, fair_needs
+from octavo.scheduler.limits import MAX_PROMPTS_SIDE_BY_SIDE, SchedulerLimits, fair_needs, fair_prefill_chunk
 from octavo.scheduler.order import Order
+from octavo.scheduler.plan_builder import PlanBuilder, TokenBudget
 from octavo.scheduler.request import Request, Rule
 from octavo.scheduler.seams import Constraint, ControlPart, Late, Retry, close_all, wait_of
 
@@ -102,34 +102,34 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step; None when there is nothing to do."""
-        order, draft = self._order, self._open()
-        budget = draft.budget
+        order, builder = self._order, self._open()
+        budget = builder.budget
         for req in order.running:
             if budget.left <= 0:
                 break
-            while not self._place(req, draft):
-                draft.short = True
+            while not self._place(req, builder):
+                builder.short = True
                 if self.ledger.blocks_on_their_way:
                     break  # what ended or was preempted frees blocks soon: better to wait than to take more
                 victim = order.victim()
                 if victim is req and req.num_placeholders:
                     break  # its token in flight would be lost, and it be admitted to the same place again, for ever
-                self._preempt(victim, draft)
+                self._preempt(victim, builder)
                 if victim is req:
                     break
-        if not draft.short and not self._paused:
+        if not builder.short and not self._paused:
             order.recall()
             while min(budget.left, budget.prompts) > 0 and len(order.running) < self._limits.max_running:
                 waiting = order.peek()
-                if waiting is None or not self._admit(waiting, draft):
+                if waiting is None or not self._admit(waiting, builder):
                     break
-        return self._seal(draft)
+        return self._seal(builder)
 
-    def _open(self) -> StepDraft:
+    def _open(self) -> PlanBuilder:
         limits, running, in_prompt = self._limits, self._order.running, self.ledger.in_prompt
         self._order.release()
         tokens = limits.max_num_scheduled_tokens
-        prompts = chunk = tokens - len(running) + len(in_prompt)
+        prompts = prefill_chunk = tokens - len(running) + len(in_prompt)
         others = self._order.num_waiting and not self._paused
         if in_prompt or others:
             needs = [req.num_pending_tokens for req in in_prompt]
@@ -137,58 +137,58 @@ class Scheduler:
                 room = min(limits.max_running - len(running), MAX_PROMPTS_SIDE_BY_SIDE)
                 needs += fair_needs(self._order.sift(room, wait_of), self._kv.is_findable)
             if len(needs) > 1:
-                chunk = max(limits.min_chunk, fair_chunk(needs, prompts))
-        budget = TokenBudget(tokens, limits.max_num_batched_tokens, chunk=chunk, prompts=prompts)
-        return StepDraft(self._seq + 1, budget, self._kv, num_in_flight=len(self.ledger.flights))
+                prefill_chunk = max(limits.min_prefill_chunk, fair_prefill_chunk(needs, prompts))
+        budget = TokenBudget(tokens, limits.max_num_batched_tokens, prefill_chunk=prefill_chunk, prompts=prompts)
+        return PlanBuilder(self._seq + 1, budget, self._kv, num_in_flight=len(self.ledger.flights))
 
     def _full(self) -> bool:
         """The head of the queue found no room, and no block has come back since."""
         head, free = self._full_at
         return head is not None and head is self._order.peek() and self._kv.num_free_blocks <= free
 
-    def _place(self, req: Request, draft: StepDraft) -> bool:
+    def _place(self, req: Request, builder: PlanBuilder) -> bool:
         """Give a running request its tokens, if there are any to give. False: no blocks."""
         known = req.num_tokens + req.num_placeholders
         n = known - req.num_computed_tokens
         if req.num_placeholders and known >= req.max_total_tokens:
             return True  # what is in flight ends it
         if n == 1 and req.steady and req.num_computed_tokens < req.num_reserved_tokens and not req.num_drafts:
-            draft.add_decode(req)
+            builder.add_decode(req)
             return True
-        return n <= 0 or self._place_any(req, n + req.num_drafts, draft)
+        return n <= 0 or self._place_any(req, n + req.num_drafts, builder)
 
-    def _place_any(self, req: Request, n: int, draft: StepDraft) -> bool:
+    def _place_any(self, req: Request, n: int, builder: PlanBuilder) -> bool:
         in_prompt = req in self.ledger.in_prompt
         rules = req.constraints if in_prompt else req.decode_constraints
-        n = self._cap(req, n, rules, in_prompt, draft)
+        n = self._cap(req, n, rules, in_prompt, builder)
         if n <= 0:
             return True
         # A part may fill blocks out of order: those a window has passed are safe only once no step in flight reads them.
         settled = self.ledger.num_settled_tokens(req) if self._parts else req.num_computed_tokens
-        if not draft.try_add(req, n, in_prompt=in_prompt, constraints=rules, num_settled_tokens=settled):
+        if not builder.try_add(req, n, in_prompt=in_prompt, constraints=rules, num_settled_tokens=settled):
             return False
-        self._tell_reserved(req, draft)
+        self._tell_reserved(req, builder)
         if in_prompt and req.num_computed_tokens >= req.num_tokens:
             del self.ledger.in_prompt[req]
             req.steady = not req.decode_constraints
         return True
 
-    def _cap(self, req: Request, n: int, rules: tuple[Rule, ...], in_prompt: bool, draft: StepDraft) -> int:
-        n = draft.budget.cap(n, req.num_drafts, in_prompt)
+    def _cap(self, req: Request, n: int, rules: tuple[Rule, ...], in_prompt: bool, builder: PlanBuilder) -> int:
+        n = builder.budget.cap(n, req.num_drafts, in_prompt)
         for rule in rules:
             if n <= 0:
                 break
-            n = min(n, rule.cap(req, n, draft))
+            n = min(n, rule.cap(req, n, builder))
         return n
 
-    def _preempt(self, req: Request, draft: StepDraft) -> None:
-        draft.drop(req)
+    def _preempt(self, req: Request, builder: PlanBuilder) -> None:
+        builder.drop(req)
         self.ledger.preempt(req)
-        draft.preempted.append(req)
+        builder.preempted.append(req)
 
     # ---- admission --------------------------------------------------------------------------
 
-    def _admit(self, req: Request, draft: StepDraft) -> bool:
+    def _admit(self, req: Request, builder: PlanBuilder) -> bool:
         """Look at the head of the queue: it enters, parks, is passed over, or ends. False: it blocks the queue."""
         if req.state is RequestState.PREEMPTED:
             req.move(RequestState.WAITING)
@@ -196,7 +196,7 @@ class Scheduler:
             self._order.hold(wait)
             return True
         found = None
-        if all(rule.admits(req, draft) for rule in req.constraints):
+        if all(rule.admits(req, builder) for rule in req.constraints):
             found = self._look_up(req)
         if found is None:
             self._order.skip()
@@ -205,10 +205,10 @@ class Scheduler:
             return self._park(req, found, found.part)
         if not req.holds_blocks:
             req.start_from(found.total)
-        n = self._cap(req, req.num_tokens - found.total, req.constraints, True, draft)
+        n = self._cap(req, req.num_tokens - found.total, req.constraints, True, builder)
         if n <= 0:
             self._order.skip()
-        elif draft.try_add(
+        elif builder.try_add(
             req,
             n,
             in_prompt=True,
@@ -218,7 +218,7 @@ class Scheduler:
             admission=True,
             beside_others=bool(self._order.running),
         ):
-            self._enter(req, found, draft)
+            self._enter(req, found, builder)
             return True
         if not req.holds_blocks:
             req.start_from(0)
@@ -241,22 +241,22 @@ class Scheduler:
                 best = _Found(local, total, hit, part, match.source, match.shares, match.wait)
         return best
 
-    def _enter(self, req: Request, found: _Found, draft: StepDraft) -> None:
+    def _enter(self, req: Request, found: _Found, builder: PlanBuilder) -> None:
         """It got its tokens and blocks: from now on it runs."""
         ledger = self.ledger
         had_blocks = found.hit is None
-        blocks = self._kv.blocks(req.request_id) if had_blocks else draft.reserved(req)
+        blocks = self._kv.blocks(req.request_id) if had_blocks else builder.reserved(req)
         req.move(RequestState.RUNNING)
         self._order.admit()
         req.slot = ledger.free_slots.pop()
-        req.valid_from = draft.seq
+        req.valid_from = builder.seq
         if not req.times.scheduled_s:
             req.times.scheduled_s = self._clock()
-        draft.new.append((req, blocks))
+        builder.new.append((req, blocks))
         if not had_blocks:
             req.note_cached(found.local, found.source, found.total - found.local, found.shares)
             req.promised_tokens = found.total if found.part is not None else 0
-        self._tell_reserved(req, draft, found.part, found.total)
+        self._tell_reserved(req, builder, found.part, found.total)
         if req.num_computed_tokens < req.num_tokens:
             ledger.in_prompt[req] = None
         else:
@@ -286,9 +286,9 @@ class Scheduler:
         return True
 
     def _tell_reserved(
-        self, req: Request, draft: StepDraft, filler: ControlPart | None = None, external_tokens: int = 0
+        self, req: Request, builder: PlanBuilder, filler: ControlPart | None = None, external_tokens: int = 0
     ) -> None:
-        if not self._parts or not any(blocks := draft.reserved(req)):
+        if not self._parts or not any(blocks := builder.reserved(req)):
             return
         for part in self._parts:
             part.after_reserve(req, blocks, external_tokens if part is filler else 0)
@@ -316,36 +316,38 @@ class Scheduler:
 
     # ---- the plan ---------------------------------------------------------------------------
 
-    def _seal(self, draft: StepDraft) -> StepPlan | None:
+    def _seal(self, builder: PlanBuilder) -> StepPlan | None:
         ledger = self.ledger
-        answers = [(part, part.plan(draft)) for part in self._parts]
+        answers = [(part, part.plan(builder)) for part in self._parts]
         shares = tuple(answer for _, answer in answers if isinstance(answer, PlanPart))
         late = [(part, answer.kind) for part, answer in answers if isinstance(answer, Late)]
-        if not draft.rows and not shares and not late:
-            ledger.stuck = not draft.preempted
+        if not builder.rows and not shares and not late:
+            ledger.stuck = not builder.preempted
             return None
-        plan = draft.seal(
-            slots=self._slots(draft),
+        plan = builder.seal(
+            slots=self._slots(builder),
             finished=tuple(ledger.finished_slots),
             preempted=tuple(ledger.preempted_slots),
             parts=shares,
             late=tuple(kind for _, kind in late),
             num_groups=self._num_groups,
-            common_prefix_blocks=self._common_prefix(draft.rows),
+            common_prefix_blocks=self._common_prefix(builder.rows),
         )
-        self._seq = draft.seq
+        self._seq = builder.seq
         ledger.finished_slots.clear()
         ledger.preempted_slots.clear()
-        ledger.flights[draft.seq] = Flight(draft.rows, draft.starts, tuple(part for part, _ in late), self._clock())
+        ledger.flights[builder.seq] = Flight(
+            builder.rows, builder.num_computed_tokens, tuple(part for part, _ in late), self._clock()
+        )
         if self._debug:
             ledger.check()
         return plan
 
-    def _slots(self, draft: StepDraft) -> Ints:
+    def _slots(self, builder: PlanBuilder) -> Ints:
         """Slots of the rows; the array of the last batch again when the rows are the same."""
-        if draft.new or draft.rows != self._last_rows:
-            self._last_slots = as_ints([req.slot for req in draft.rows])
-            self._last_rows = draft.rows
+        if builder.new or builder.rows != self._last_rows:
+            self._last_slots = as_ints([req.slot for req in builder.rows])
+            self._last_rows = builder.rows
         return self._last_slots
 
     def _common_prefix(self, rows: list[Request]) -> tuple[int, ...]:

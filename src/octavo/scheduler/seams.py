@@ -25,7 +25,7 @@ from octavo.kvcache.hashing import BlockHash
 from octavo.kvcache.prefix import CacheEvent
 
 if TYPE_CHECKING:
-    from octavo.scheduler.draft import StepDraft
+    from octavo.scheduler.plan_builder import PlanBuilder
     from octavo.scheduler.request import Request
 
 log = logging.getLogger(__name__)
@@ -61,17 +61,17 @@ class Constraint(Protocol):
     def crowd(self, req: "Request") -> BlockHash | None:
         """The beginning, by hash, that only one of those who have it computes, while it is in no cache; None: none."""
 
-    def admits(self, req: "Request", draft: "StepDraft") -> bool:
+    def admits(self, req: "Request", builder: "PlanBuilder") -> bool:
         """May a waiting request be looked at in this step? False passes over it before its prefix is looked up."""
 
-    def cap(self, req: "Request", n: int, draft: "StepDraft") -> int:
+    def cap(self, req: "Request", n: int, builder: "PlanBuilder") -> int:
         """At most this many tokens after `req.num_computed_tokens`; 0 means 'not in this step'. Changes nothing."""
 
-    def commit(self, req: "Request", n: int, draft: "StepDraft") -> None:
+    def commit(self, req: "Request", n: int, builder: "PlanBuilder") -> None:
         """The request got `n` tokens: take what the rule counts."""
 
-    def undo(self, req: "Request", draft: "StepDraft") -> None:
-        """The request was dropped from the draft: give back exactly what `commit` took."""
+    def undo(self, req: "Request", builder: "PlanBuilder") -> None:
+        """The request was dropped from the plan being built: give back exactly what `commit` took."""
 
     def forget(self, req: "Request") -> None:
         """The request ended."""
@@ -159,7 +159,7 @@ class ControlPart(Protocol):
     def after_reserve(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
         """Blocks (by group) were reserved; the first `external_tokens` tokens are this part's to fill."""
 
-    def plan(self, draft: "StepDraft") -> PlanPart | Late | None:
+    def plan(self, builder: "PlanBuilder") -> PlanPart | Late | None:
         """The part's share of the plan that is being sealed; also asked when nothing runs."""
 
     def supply(self, plan: StepPlan) -> PlanPart | None:
@@ -197,7 +197,7 @@ class ControlPart(Protocol):
         """The engine ends, and no call comes after this. What is still under way is lost: say so."""
 
 
-class NullPart:
+class NullControlPart:
     """The part that does nothing: where no feature is installed.
 
     Owns: nothing.
@@ -217,7 +217,7 @@ class NullPart:
     def after_reserve(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
         return None
 
-    def plan(self, draft: "StepDraft") -> PlanPart | Late | None:
+    def plan(self, builder: "PlanBuilder") -> PlanPart | Late | None:
         return None
 
     def supply(self, plan: StepPlan) -> PlanPart | None:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from octavo.base.types import RequestState
 from octavo.kvcache.hashing import BlockHash
-from octavo.scheduler.draft import StepDraft
+from octavo.scheduler.plan_builder import PlanBuilder
 from octavo.scheduler.request import Request
 from octavo.scheduler.seams import Wait
 
@@ -77,22 +77,22 @@ class SharedPrefix:
         """Those who begin alike: one of them computes the beginning."""
         return self._key(req)
 
-    def admits(self, req: Request, draft: StepDraft) -> bool:
+    def admits(self, req: Request, builder: PlanBuilder) -> bool:
         """Those who are held are not asked."""
         return True
 
-    def cap(self, req: Request, n: int, draft: StepDraft) -> int:
+    def cap(self, req: Request, n: int, builder: PlanBuilder) -> int:
         """No limit once admitted."""
         return n
 
-    def commit(self, req: Request, n: int, draft: StepDraft) -> None:
+    def commit(self, req: Request, n: int, builder: PlanBuilder) -> None:
         """It computes a part of its prompt: others with the same beginning may follow it."""
         others = self._computing.setdefault(self._key(req), [])
         if req not in others:
             others.append(req)
         self._agree.pop(req.request_id, None)
 
-    def undo(self, req: Request, draft: StepDraft) -> None:
+    def undo(self, req: Request, builder: PlanBuilder) -> None:
         """Nothing to give back: who does not run is not waited for."""
 
     def forget(self, req: Request) -> None:

@@ -21,18 +21,18 @@ from octavo.base.errors import EngineDead, OverloadedError
 from octavo.base.outputs import CacheChanges, EngineOutputs, RequestOutput
 from octavo.base.params import SamplingParams
 from octavo.engine.client import EngineClient
-from octavo.engine.pulse import BEAT_S, Pulse
+from octavo.engine.heartbeat import HEARTBEAT_S, Pulse
 from octavo.observe.log import get_logger
 from octavo.observe.stats import NullStats, StatsSink
 from octavo.outputs.assembler import OutputAssembler
-from octavo.outputs.detokenizer import Decoder
+from octavo.outputs.detokenizer import TokenDecoder
 from octavo.serving.cache_feed import Feed, NoFeed
 from octavo.serving.info import EngineInfo
 from octavo.serving.intake import Intake, RequestIds, RequestOptions, check_answers
 from octavo.serving.stream import Mailbox, Stream
 
 if TYPE_CHECKING:
-    from octavo.inputs.limits import Limits
+    from octavo.inputs.limits import RequestLimits
     from octavo.inputs.renderer import EngineInput
 
 ABORT_GRACE_S = 5.0  # an abort takes one step of the engine
@@ -51,8 +51,8 @@ class AsyncEngine:
     def __init__(
         self,
         client: EngineClient,
-        decoder: Decoder,
-        limits: "Limits",
+        decoder: TokenDecoder,
+        limits: "RequestLimits",
         info: EngineInfo,
         clock: Callable[[], float] = time.monotonic,
         *,
@@ -219,9 +219,9 @@ class AsyncEngine:
         """Feel the engine's pulse, and give it up when it is gone or hangs for too long."""
         try:
             while self._death is None:
-                await asyncio.sleep(BEAT_S)
+                await asyncio.sleep(HEARTBEAT_S)
                 was_late = self.late
-                self._pulse.feel(self._client.beat())
+                self._pulse.feel(self._client.heartbeat())
                 if self.late != was_late:
                     level = logging.INFO if was_late else logging.WARNING
                     logger.log(level, "the engine %s", "shows signs of life again" if was_late else self._silence())

@@ -13,11 +13,11 @@ from octavo.base.errors import ClientError
 from octavo.base.params import SamplingParams, shown
 from octavo.base.requests import AdapterRef, EngineRequest, RequestPart, TransferHint
 from octavo.base.types import OutputKind
-from octavo.outputs.assembler import Opening, ParserFactory, no_parser
+from octavo.outputs.assembler import ParserFactory, RequestOpening, no_parser
 from octavo.serving.info import EngineInfo
 
 if TYPE_CHECKING:
-    from octavo.inputs.limits import Limits
+    from octavo.inputs.limits import RequestLimits
     from octavo.inputs.renderer import EngineInput
 
 MAX_PRIORITY = 2**31 - 1
@@ -52,10 +52,10 @@ class RequestIds:
         return f"{self._prefix}{next(self._numbers)}"
 
 
-class Prepared(NamedTuple):
+class PreparedRequest(NamedTuple):
     """One request, ready to be sent: what the assembler must expect and what the engine gets."""
 
-    opening: Opening
+    opening: RequestOpening
     requests: tuple[EngineRequest, ...]
 
 
@@ -65,7 +65,7 @@ class Intake:
     Owns: nothing but the id counter it was given.
     """
 
-    def __init__(self, limits: "Limits", info: EngineInfo, ids: RequestIds, clock: Callable[[], float]) -> None:
+    def __init__(self, limits: "RequestLimits", info: EngineInfo, ids: RequestIds, clock: Callable[[], float]) -> None:
         self._limits = limits
         self._info = info
         self._ids = ids
@@ -78,7 +78,7 @@ class Intake:
         options: RequestOptions,
         *,
         kind: OutputKind | None = None,
-    ) -> Prepared:
+    ) -> PreparedRequest:
         """Check a request and make its samples; `kind` overrides the output kind it asks for.
 
         Raises `ClientError` when the model cannot serve it.
@@ -113,7 +113,7 @@ class Intake:
             )
             for i, request_id in enumerate(ids)
         )
-        opening = Opening(
+        opening = RequestOpening(
             parent_id=parent_id,
             request_ids=ids,
             params=params,
@@ -122,7 +122,7 @@ class Intake:
             arrived_s=arrival_s,
             parsers=options.get("parsers", no_parser),
         )
-        return Prepared(opening, requests)
+        return PreparedRequest(opening, requests)
 
 
 def check_answers(num_prompts: int, n: int, most: int) -> None:

@@ -11,7 +11,7 @@ _WIDTH = 30
 _PERIOD_S = 0.1
 
 
-class Progress(Protocol):
+class StartProgress(Protocol):
     """Who wants to see how far the work is."""
 
     def advance(self, *, requests: int = 0, tokens: int = 0) -> None:
@@ -71,7 +71,7 @@ class ProgressLine:
         return f"prompts [{bar:<{_WIDTH}}] {self._requests}/{self._total}  {speed:.0f} output tokens/s "
 
 
-def open_progress(total: int, stream: TextIO | None, clock: Callable[[], float]) -> Progress:
+def open_progress(total: int, stream: TextIO | None, clock: Callable[[], float]) -> StartProgress:
     """A line on `stream` if it is a terminal."""
     return ProgressLine(total, stream, clock) if total and stream is not None and _shows(stream) else NoProgress()
 

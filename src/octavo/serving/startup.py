@@ -29,17 +29,17 @@ from octavo.engine.process import SocketClient
 from octavo.engine.spawn import Process, process_ahead
 from octavo.engine.startup import StartupReport, build_core
 from octavo.inputs.chat import load_chat_template
-from octavo.inputs.limits import Limits
+from octavo.inputs.limits import RequestLimits
 from octavo.inputs.renderer import Renderer
 from octavo.inputs.tokenizer import Tokenizer, ends_of_generation, load_tokenizer
 from octavo.kvcache.published import Scheme
 from octavo.observe.log import get_logger
-from octavo.observe.stats import StatsBook
+from octavo.observe.stats import StatsLog
 from octavo.plugins.general import load_general, load_required, with_required
 from octavo.plugins.registry import Explained, names_of
 from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.cache_feed import CacheFeed, Feed, NoFeed
-from octavo.serving.front import Front
+from octavo.serving.frontend import Frontend
 from octavo.serving.info import EngineInfo
 from octavo.serving.sync_engine import SyncEngine
 
@@ -53,7 +53,7 @@ PACKED_FOLDER = "packed"  # within the cache folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedFrontend:
     """What is known before the engine starts: the model on disk and everything about text."""
 
     config: EngineConfig  # with the model's path
@@ -74,12 +74,12 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineFront:
+class OfflineFrontend:
     """What the `LLM` class is given."""
 
     engine: SyncEngine
     renderer: Renderer
-    limits: Limits
+    limits: RequestLimits
     info: EngineInfo
     report: StartupReport
     client: EngineClient
@@ -93,10 +93,10 @@ class OfflineFront:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnlineFront:
+class OnlineFrontend:
     """What the server is given: the bundle for the routes, and what start-up found."""
 
-    front: Front
+    frontend: Frontend
     report: StartupReport
     client: EngineClient
     hold: Hold
@@ -104,11 +104,11 @@ class OnlineFront:
     def close(self) -> None:
         """Stop the engine and free everything; may be called twice."""
         self.client.close()
-        self.front.renderer.close()
+        self.frontend.renderer.close()
         self.hold.close()
 
 
-def prepare(given: Given, env: Env, progress: Progress, enter: Enter) -> Prepared:
+def prepare(given: Given, env: Env, progress: Progress, enter: Enter) -> PreparedFrontend:
     """Find (or pull) the model and load what concerns text; nothing here is slow but a pull."""
     enter("finding the model")
     config = engine_config(given)
@@ -125,7 +125,7 @@ def prepare(given: Given, env: Env, progress: Progress, enter: Enter) -> Prepare
         defaults = EMBEDDED_SAMPLING
     eos = tuple(dict.fromkeys((*eos, *ends_of_generation(tokenizer, template.texts))))
     config = _replace_model(config, str(path), env)
-    return Prepared(
+    return PreparedFrontend(
         config=config,
         sources=given.sources,
         name=shown_name(name),
@@ -168,7 +168,7 @@ def _replace_model(config: EngineConfig, path: str, env: Env) -> EngineConfig:
 
 
 def start_client(
-    prepared: Prepared, progress: Progress, enter: Enter, *, env: Env, process: Process | None = None
+    prepared: PreparedFrontend, progress: Progress, enter: Enter, *, env: Env, process: Process | None = None
 ) -> tuple[EngineClient, StartupReport]:
     """Start the engine, in `process` or in this one."""
     vocab = prepared.vocab_size
@@ -198,7 +198,7 @@ def start_client(
     return InprocClient(started.core), started.report
 
 
-def _info(prepared: Prepared, report: StartupReport, usage: UsageContext) -> EngineInfo:
+def _info(prepared: PreparedFrontend, report: StartupReport, usage: UsageContext) -> EngineInfo:
     config = prepared.config
     return EngineInfo(
         model=prepared.name,
@@ -223,11 +223,15 @@ def _info(prepared: Prepared, report: StartupReport, usage: UsageContext) -> Eng
     )
 
 
-def _limits(prepared: Prepared, report: StartupReport) -> Limits:
-    return Limits(max_model_len=report.max_model_len, vocab_size=prepared.vocab_size, tokenizer=prepared.tokenizer)
+def _limits(prepared: PreparedFrontend, report: StartupReport) -> RequestLimits:
+    return RequestLimits(
+        max_model_len=report.max_model_len, vocab_size=prepared.vocab_size, tokenizer=prepared.tokenizer
+    )
 
 
-def open_offline(options: Mapping[str, Any], progress: Progress | None = None, env: Env | None = None) -> OfflineFront:
+def open_offline(
+    options: Mapping[str, Any], progress: Progress | None = None, env: Env | None = None
+) -> OfflineFrontend:
     """An engine for Python, in this process unless `multiprocessing` was asked for.
 
     `options` are keywords by the schema's names.
@@ -242,7 +246,7 @@ def open_offline(options: Mapping[str, Any], progress: Progress | None = None, e
         client, report = start_client(prepared, progress, _nobody, env=env, process=process)
     info = _info(prepared, report, UsageContext.LLM_CLASS)
     limits = _limits(prepared, report)
-    return OfflineFront(
+    return OfflineFrontend(
         engine=SyncEngine(client, prepared.tokenizer, limits, info),
         renderer=prepared.renderer,
         limits=limits,
@@ -261,7 +265,7 @@ def open_online(
     *,
     process: Process | None = None,
     enter: Enter | None = None,
-) -> OnlineFront:
+) -> OnlineFrontend:
     """An engine for asynchronous doors, in a process of its own unless `--no-multiprocessing`.
 
     `process` is one that the caller has started ahead and ends if this fails; one is started here otherwise.
@@ -276,9 +280,9 @@ def open_online(
     give_back()
     info = _info(prepared, report, usage)
     limits = _limits(prepared, report)
-    stats = StatsBook()
+    stats = StatsLog()
     feed = _feed(prepared.config, report)
-    front = Front(
+    frontend = Frontend(
         engine=AsyncEngine(client, prepared.tokenizer, limits, info, stats=stats, feed=feed),
         renderer=prepared.renderer,
         limits=limits,
@@ -286,10 +290,10 @@ def open_online(
         info=info,
         feed=feed,
     )
-    return OnlineFront(front=front, report=report, client=client, hold=_hold(prepared, env))
+    return OnlineFrontend(frontend=frontend, report=report, client=client, hold=_hold(prepared, env))
 
 
-def _hold(prepared: Prepared, env: Env) -> Hold:
+def _hold(prepared: PreparedFrontend, env: Env) -> Hold:
     return Hold(env.cache_dir, Path(prepared.facts.source))
 
 

@@ -20,13 +20,13 @@ from octavo.base.params import SamplingParams
 from octavo.base.types import OutputKind
 from octavo.engine.client import EngineClient
 from octavo.outputs.assembler import OutputAssembler
-from octavo.outputs.detokenizer import Decoder
+from octavo.outputs.detokenizer import TokenDecoder
 from octavo.serving.info import EngineInfo
-from octavo.serving.intake import Intake, Prepared, RequestIds, RequestOptions, placed
-from octavo.serving.progress import NoProgress, Progress
+from octavo.serving.intake import Intake, PreparedRequest, RequestIds, RequestOptions, placed
+from octavo.serving.progress import NoProgress, StartProgress
 
 if TYPE_CHECKING:
-    from octavo.inputs.limits import Limits
+    from octavo.inputs.limits import RequestLimits
     from octavo.inputs.renderer import EngineInput
 
 Inbox = SimpleQueue["EngineOutputs | Exception"]
@@ -36,7 +36,7 @@ Item = tuple["EngineInput", SamplingParams]
 class _Call(NamedTuple):
     """One `generate` under way."""
 
-    prepared: list[Prepared]
+    prepared: list[PreparedRequest]
     assembler: OutputAssembler
     inbox: Inbox
 
@@ -50,8 +50,8 @@ class SyncEngine:
     def __init__(
         self,
         client: EngineClient,
-        decoder: Decoder,
-        limits: "Limits",
+        decoder: TokenDecoder,
+        limits: "RequestLimits",
         info: EngineInfo,
         clock: Callable[[], float] = time.monotonic,
         *,
@@ -67,7 +67,7 @@ class SyncEngine:
         client.start(self._on_outputs, self._on_death)
 
     def generate(
-        self, items: Sequence[Item], *, progress: Progress | None = None, **options: Unpack[RequestOptions]
+        self, items: Sequence[Item], *, progress: StartProgress | None = None, **options: Unpack[RequestOptions]
     ) -> list[RequestOutput]:
         """Results of all `items`, in their order; `options` hold for each of them.
 
@@ -106,7 +106,7 @@ class SyncEngine:
         self._on_death(EngineDead("the engine was closed"))
         self._client.close()
 
-    def _prepare(self, place: int, items: Sequence[Item], options: RequestOptions) -> Prepared:
+    def _prepare(self, place: int, items: Sequence[Item], options: RequestOptions) -> PreparedRequest:
         input, params = items[place]
         try:
             return self._intake.prepare(input, params, options, kind=OutputKind.FINAL_ONLY)
@@ -123,7 +123,7 @@ class SyncEngine:
             raise EngineDead(str(self._death))
         self._client.submit(tuple(request for one in call.prepared for request in one.requests))
 
-    def _collect(self, call: _Call, progress: Progress) -> list[RequestOutput]:
+    def _collect(self, call: _Call, progress: StartProgress) -> list[RequestOutput]:
         results: dict[str, RequestOutput] = {}
         try:
             while len(results) < len(call.prepared):

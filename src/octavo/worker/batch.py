@@ -28,7 +28,7 @@ class StepInputs:
 
     token_ids: Tensor  # [most tokens] int64
     positions: Tensor  # [most tokens] int64
-    slots: tuple[Tensor, ...]  # [G] of [most tokens] int64
+    slot_mappings: tuple[Tensor, ...]  # [G] of [most tokens] int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class InputBatch:
     """R rows, T tokens, N sampled rows, G groups. Tensors are valid until the next batch is built."""
 
     slots: Ints  # [R]
-    starts: Ints  # [R], first position computed
-    counts: Ints  # [R]
+    num_computed_tokens: Ints  # [R], first position computed
+    num_scheduled_tokens: Ints  # [R]
     query_starts: Ints  # [R + 1]
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
@@ -45,7 +45,7 @@ class InputBatch:
     sample_index: Tensor  # [N] int64, those rows' last tokens in [T]
     sample_lengths: Longs  # [N], tokens that those rows know
     groups: tuple[AttentionBatch, ...]
-    group_slots: tuple[Tensor, ...]  # [G] of [T] int64, token slots
+    slot_mappings: tuple[Tensor, ...]  # [G] of [T] int64, token slots
     inputs: StepInputs
     shape: BatchShape
 
@@ -75,7 +75,7 @@ class InputBatcher:
         self._inputs = StepInputs(
             token_ids=self._token_ids.whole,
             positions=self._positions.whole,
-            slots=tuple(buffer.whole for buffer in self._slots),
+            slot_mappings=tuple(buffer.whole for buffer in self._slots),
         )
         # What most index arrays are views of.
         self._index = torch.arange(max_num_tokens, device=device)
@@ -91,8 +91,8 @@ class InputBatcher:
         sample_rows, sample_index, sample_lengths = self._sampled(plan, rows)
         return InputBatch(
             slots=plan.slots,
-            starts=plan.starts,
-            counts=plan.counts,
+            num_computed_tokens=plan.num_computed_tokens,
+            num_scheduled_tokens=plan.num_scheduled_tokens,
             query_starts=rows.query_starts,
             token_ids=self._token_ids.tensor(total),
             positions=self._positions.tensor(total),
@@ -100,7 +100,7 @@ class InputBatcher:
             sample_index=sample_index,
             sample_lengths=sample_lengths,
             groups=tuple(self._group(g, plan, rows, table) for g in range(len(self._block_sizes))),
-            group_slots=tuple(buffer.tensor(total) for buffer in self._slots),
+            slot_mappings=tuple(buffer.tensor(total) for buffer in self._slots),
             inputs=self._inputs,
             shape=BatchShape(num_tokens=total, num_rows=plan.num_rows, uniform=total == plan.num_rows),
         )
@@ -108,25 +108,37 @@ class InputBatcher:
     def _sampled(self, plan: BatchPlan, rows: "_Rows") -> tuple[Longs, Tensor, Longs]:
         """Rows that yield a token, the places of their last tokens, and how many tokens they know."""
         count = plan.num_rows
-        if rows.max_query_len == 1 and plan.sample_counts.all():
+        if rows.max_query_len == 1 and plan.num_sampled_tokens.all():
             return self._numbers[:count], self._index[:count], rows.seq_lens.astype(np.int64)
-        sampled = plan.sample_counts > 0
+        sampled = plan.num_sampled_tokens > 0
         places = rows.query_starts[1:][sampled].astype(np.int64) - 1
         return np.flatnonzero(sampled), to_device(places, self._device), rows.seq_lens[sampled].astype(np.int64)
 
     def _rows(self, plan: BatchPlan) -> "_Rows":
-        longest = int(plan.counts.max(initial=0))
+        longest = int(plan.num_scheduled_tokens.max(initial=0))
         if longest == 1:  # one token a row: rows are tokens
             positions = self._positions.room(plan.num_rows)
-            positions[:] = plan.starts
-            return _Rows(self._starts[: plan.num_rows + 1], plan.starts + plan.counts, plan.slots, positions, longest)
+            positions[:] = plan.num_computed_tokens
+            return _Rows(
+                self._starts[: plan.num_rows + 1],
+                plan.num_computed_tokens + plan.num_scheduled_tokens,
+                plan.slots,
+                positions,
+                longest,
+            )
         query_starts = np.zeros(plan.num_rows + 1, dtype=np.int32)
-        np.cumsum(plan.counts, out=query_starts[1:])
+        np.cumsum(plan.num_scheduled_tokens, out=query_starts[1:])
         total = int(query_starts[-1])
-        token_row = np.repeat(np.arange(plan.num_rows), plan.counts)
+        token_row = np.repeat(np.arange(plan.num_rows), plan.num_scheduled_tokens)
         positions = self._positions.room(total)
-        np.subtract(np.arange(total), (query_starts[:-1] - plan.starts)[token_row], out=positions)
-        return _Rows(query_starts, plan.starts + plan.counts, plan.slots[token_row], positions, longest)
+        np.subtract(np.arange(total), (query_starts[:-1] - plan.num_computed_tokens)[token_row], out=positions)
+        return _Rows(
+            query_starts,
+            plan.num_computed_tokens + plan.num_scheduled_tokens,
+            plan.slots[token_row],
+            positions,
+            longest,
+        )
 
     def _group(self, group: int, plan: BatchPlan, rows: "_Rows", table: RequestTable) -> AttentionBatch:
         size, blocks = self._block_sizes[group], table.block_tables[group]
@@ -137,11 +149,11 @@ class InputBatcher:
         longest = int(rows.seq_lens.max(initial=0))
         return AttentionBatch(
             query_starts=rows.query_starts,
-            query_lens=plan.counts,
-            context_lens=plan.starts,
+            query_lens=plan.num_scheduled_tokens,
+            context_lens=plan.num_computed_tokens,
             seq_lens=rows.seq_lens,
             block_table=blocks[plan.slots, : max(1, -(-longest // size))],
-            slots=room,
+            slot_mapping=room,
             num_tokens=len(rows.positions),
             max_query_len=rows.max_query_len,
             max_seq_len=longest,

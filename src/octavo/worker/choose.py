@@ -19,7 +19,7 @@ from octavo.sampling.logprobs import LogprobsMode, Scores, score_prompt
 from octavo.sampling.sampler import LogitsProcessor, Mask
 from octavo.sampling.state import SamplingRows, SamplingState
 from octavo.worker.batch import InputBatch, Longs
-from octavo.worker.seams import Model
+from octavo.worker.seams import WorkerModel
 from octavo.worker.table import RequestTable
 
 
@@ -82,7 +82,7 @@ class SampleChooser:
 
     def choose(
         self,
-        model: Model,
+        model: WorkerModel,
         hidden: Tensor,
         batch: InputBatch,
         table: RequestTable,
@@ -123,14 +123,18 @@ class SampleChooser:
         )
 
     def _score_prompts(
-        self, model: Model, hidden: Tensor, batch: InputBatch, table: RequestTable
+        self, model: WorkerModel, hidden: Tensor, batch: InputBatch, table: RequestTable
     ) -> tuple[PromptLogprobs, ...]:
         """Position p scores the prompt token at p + 1, so a prompt's last position scores none."""
         columns = self._state.prompt_columns(batch.slots)
         out = []
         for row in np.flatnonzero(columns).tolist():
-            slot, start, first = int(batch.slots[row]), int(batch.starts[row]), int(batch.query_starts[row])
-            last = min(start + int(batch.counts[row]), int(table.num_prompt[slot]) - 1)
+            slot, start, first = (
+                int(batch.slots[row]),
+                int(batch.num_computed_tokens[row]),
+                int(batch.query_starts[row]),
+            )
+            last = min(start + int(batch.num_scheduled_tokens[row]), int(table.num_prompt[slot]) - 1)
             if last <= start:
                 continue
             ids, values, ranks = score_prompt(

@@ -67,10 +67,10 @@ def _plan(
     batch = BatchPlan(
         new=new,
         slots=as_ints(list(slots)),
-        starts=as_ints(starts),
-        counts=as_ints(counts),
-        sample_counts=as_ints([1] * len(slots)),
-        draft_counts=as_ints([0] * len(slots)),
+        num_computed_tokens=as_ints(starts),
+        num_scheduled_tokens=as_ints(counts),
+        num_sampled_tokens=as_ints([1] * len(slots)),
+        num_draft_tokens=as_ints([0] * len(slots)),
         new_blocks=tuple(ragged(rows) for rows in blocks),
         common_prefix_blocks=(0,) * len(layout.groups),
     )

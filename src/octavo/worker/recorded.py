@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from octavo.forward.context import BatchShape, ForwardContext, GroupPlan, LayerTable, entered
 from octavo.ops.pages import reserve
 from octavo.worker.batch import InputBatch, StepInputs
-from octavo.worker.seams import EagerForward, Model
+from octavo.worker.seams import EagerForward, WorkerModel
 
 ALIGNMENT: Final = 64
 STAGGER: Final = 13 * ALIGNMENT  # tensors of one size would else fall into the same places of a cache
@@ -185,7 +185,9 @@ class Recording:
     Owns: the tape, the pool that its calls use, and the number of runs that were compared.
     """
 
-    def __init__(self, make_tape: Callable[[], Tape], model: Model, batch: InputBatch, context: ForwardContext) -> None:
+    def __init__(
+        self, make_tape: Callable[[], Tape], model: WorkerModel, batch: InputBatch, context: ForwardContext
+    ) -> None:
         """Raises `NotRecordable`."""
         self.tape = make_tape()
         self.pool = BufferPool()
@@ -194,8 +196,11 @@ class Recording:
         self._plans = tuple(group.plan for group in context.groups)
         self._hidden = self._record(model, batch.inputs, context.layers)
 
-    def _record(self, model: Model, inputs: StepInputs, layers: LayerTable) -> Tensor:
-        groups = tuple(GroupPlan(plan=plan, slots=slots) for plan, slots in zip(self._plans, inputs.slots, strict=True))
+    def _record(self, model: WorkerModel, inputs: StepInputs, layers: LayerTable) -> Tensor:
+        groups = tuple(
+            GroupPlan(plan=plan, slot_mapping=slots)
+            for plan, slots in zip(self._plans, inputs.slot_mappings, strict=True)
+        )
         shape = BatchShape(num_tokens=len(inputs.token_ids))
         with entered(ForwardContext(shape=shape, groups=groups, layers=layers)), _Recorder(self.pool):
             self.tape.start()
@@ -205,13 +210,13 @@ class Recording:
                 self.tape.stop()
         return hidden
 
-    def is_for(self, model: Model, batch: InputBatch, context: ForwardContext) -> bool:
+    def is_for(self, model: WorkerModel, batch: InputBatch, context: ForwardContext) -> bool:
         """True when a step with these would read and write the addresses that were recorded."""
         return self.is_on(model, batch, context) and all(
             group.plan is plan for group, plan in zip(context.groups, self._plans, strict=True)
         )
 
-    def is_on(self, model: Model, batch: InputBatch, context: ForwardContext) -> bool:
+    def is_on(self, model: WorkerModel, batch: InputBatch, context: ForwardContext) -> bool:
         """True for the model, buffers and memory that were recorded, whatever the plans."""
         return self._model is model and self._inputs is batch.inputs and self._layers is context.layers
 
@@ -259,7 +264,7 @@ class RecordedForward:
         """Let go of the buffers and memory of the last steps; the next step records again."""
         self._recording = None
 
-    def run(self, model: Model, batch: InputBatch, context: ForwardContext) -> Tensor:
+    def run(self, model: WorkerModel, batch: InputBatch, context: ForwardContext) -> Tensor:
         """Hidden states [T, hidden] of the batch; valid until the next run."""
         recording = self._recording
         if recording is not None and recording.is_for(model, batch, context):
@@ -278,7 +283,7 @@ class RecordedForward:
             return self._eager.run(model, batch, context)
         return self._checked(self._recording, model, batch, context)
 
-    def _checked(self, recording: Recording, model: Model, batch: InputBatch, context: ForwardContext) -> Tensor:
+    def _checked(self, recording: Recording, model: WorkerModel, batch: InputBatch, context: ForwardContext) -> Tensor:
         """What is written to KV memory is written twice, and the same."""
         recording.runs += 1
         want = self._eager.run(model, batch, context)

@@ -15,7 +15,7 @@ from octavo.forward.context import ForwardContext, GroupPlan, LayerTable
 from octavo.worker.batch import InputBatch, InputBatcher
 from octavo.worker.choose import Chosen, SampleChooser
 from octavo.worker.memory import KVMemory
-from octavo.worker.seams import DataPart, Drafter, ForwardRunner, LateParts, Model
+from octavo.worker.seams import DataPart, Drafter, ForwardRunner, LateParts, WorkerModel
 from octavo.worker.table import RequestTable
 
 
@@ -32,8 +32,8 @@ class ContextBuilder:
     def build(self, batch: InputBatch) -> ForwardContext:
         """The backend's plan and the slots of every group."""
         groups = tuple(
-            GroupPlan(plan=builder.plan(group), slots=slots)
-            for builder, group, slots in zip(self._builders, batch.groups, batch.group_slots, strict=True)
+            GroupPlan(plan=builder.plan(group), slot_mapping=slots)
+            for builder, group, slots in zip(self._builders, batch.groups, batch.slot_mappings, strict=True)
         )
         return ForwardContext(shape=batch.shape, groups=groups, layers=self._layers)
 
@@ -42,7 +42,7 @@ class ContextBuilder:
 class RunnerParts:
     """What a runner is composed of."""
 
-    model: Model
+    model: WorkerModel
     memory: KVMemory
     table: RequestTable
     batcher: InputBatcher

@@ -22,7 +22,7 @@ from octavo.worker.batch import InputBatch
 from octavo.worker.memory import KVMemory
 
 
-class Model(Protocol):
+class WorkerModel(Protocol):
     """What the worker needs of a model, by shape."""
 
     @property
@@ -84,7 +84,7 @@ class DataPart(Protocol):
         """The worker stops."""
 
 
-class NullPart:
+class NullDataPart:
     """The part that does nothing: where no feature is installed.
 
     Owns: nothing.
@@ -154,7 +154,7 @@ class ForwardRunner(Protocol):
     def forget(self) -> None:
         """KV memory and step buffers are going away: let go of them."""
 
-    def run(self, model: Model, batch: InputBatch, context: ForwardContext) -> Tensor:
+    def run(self, model: WorkerModel, batch: InputBatch, context: ForwardContext) -> Tensor:
         """Hidden states [T, hidden] of the batch."""
 
 
@@ -170,7 +170,7 @@ class EagerForward:
     def forget(self) -> None:
         return None
 
-    def run(self, model: Model, batch: InputBatch, context: ForwardContext) -> Tensor:
+    def run(self, model: WorkerModel, batch: InputBatch, context: ForwardContext) -> Tensor:
         """Hidden states [T, hidden] of the batch."""
         with entered(context):
             return model(batch.token_ids, batch.positions)
@@ -225,7 +225,7 @@ class WatchedForward:
         """Let go of KV memory and step buffers."""
         self._inner.forget()
 
-    def run(self, model: Model, batch: InputBatch, context: ForwardContext) -> Tensor:
+    def run(self, model: WorkerModel, batch: InputBatch, context: ForwardContext) -> Tensor:
         """Hidden states [T, hidden] of the batch."""
         self._on = tuple(part for part in self._parts if part.wants_layers())
         if not self._on:

@@ -129,7 +129,7 @@ class RequestTable:
 
     def _check(self, batch: BatchPlan) -> None:
         """Our own mistakes, caught before they become somebody's wrong text."""
-        ends = batch.starts + batch.counts
+        ends = batch.num_computed_tokens + batch.num_scheduled_tokens
         if (ends > self.num_tokens[batch.slots]).any():
             rows = np.flatnonzero(ends > self.num_tokens[batch.slots]).tolist()
             raise RuntimeError(f"the plan computes tokens that rows {rows} do not have yet")

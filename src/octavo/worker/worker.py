@@ -31,9 +31,9 @@ from octavo.worker.seams import (
     EagerForward,
     ForwardRunner,
     LateParts,
-    Model,
     NullDrafter,
     WatchedForward,
+    WorkerModel,
 )
 from octavo.worker.table import RequestTable
 
@@ -235,7 +235,7 @@ class Worker:
             mode=limits.logprobs_mode,
             native=limits.native_sampling and self._device.type == "cpu",
         )
-        model: Model = loaded.model
+        model: WorkerModel = loaded.model
         return RunnerParts(
             model=model,
             memory=memory,

@@ -237,7 +237,7 @@ def test_a_full_queue_is_an_honest_refusal() -> None:
             error = check_error(response, 429)
             assert time.monotonic() - started < 0.5
             assert int(response.headers["retry-after"]) >= 1 and error["type"] == "rate_limit_error"
-        assert served.front.stats.num_refused == 2
+        assert served.frontend.stats.num_refused == 2
         served.engine.max_running = 100
         assert len(waiting.result().json()["choices"]) == 3
 
@@ -257,7 +257,7 @@ def test_more_answers_than_can_ever_wait_are_the_clients_mistake() -> None:
             body = {"messages": [{"role": "user", "content": "hi"}], "n": 5}
             assert "at most 4" in check_error(served.http.post(path, json=body), 400, param="n")["message"]
         assert len(served.complete(prompt=["a", "b"], n=2).json()["choices"]) == 4
-        assert served.front.stats.num_refused == 0
+        assert served.frontend.stats.num_refused == 0
 
 
 def test_a_request_that_fails_in_the_engine_fails_alone() -> None:
@@ -276,7 +276,7 @@ def test_our_own_bug_is_a_500_without_its_stack(caplog: pytest.LogCaptureFixture
         raise RuntimeError("secret detail")
 
     with toy_server() as served:
-        served.front.renderer.tokens = broken  # type: ignore[method-assign]
+        served.frontend.renderer.tokens = broken  # type: ignore[method-assign]
         response = served.complete(prompt=[1])
         error = check_error(response, 500)
         assert "secret" not in response.text and error["code"] == "internal_error"

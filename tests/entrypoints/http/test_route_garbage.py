@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from octavo.entrypoints.http import route_relay, route_upstream
-from octavo.entrypoints.http.route_relay import Events
+from octavo.entrypoints.http.route_relay import EventSplitter
 from tests.support.fake_instance import FakeInstance
 from tests.support.routed import routed
 
@@ -133,7 +133,7 @@ def test_an_event_without_end_is_a_break_that_is_told(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 100])
 def test_a_stream_is_cut_at_its_events_however_it_comes(end: bytes, size: int) -> None:
     texts = [b"data: 1", b"data: two\ndata: and a half", b": a comment", b"data: [DONE]"]
-    stream, cut, given = end.join(texts) + end, Events(), b""
+    stream, cut, given = end.join(texts) + end, EventSplitter(), b""
     for start in range(0, len(stream), size):
         whole = cut.feed(stream[start : start + size])
         assert not whole or whole.endswith(end)

@@ -19,7 +19,7 @@ from octavo.base.outputs import EngineOutputs, RequestDelta, RequestTimes, Stats
 from octavo.base.requests import EngineRequest
 from octavo.base.step import LogprobArrays, PromptLogprobs
 from octavo.base.types import FinishReason
-from octavo.engine.pulse import Beat
+from octavo.engine.heartbeat import Heartbeat
 
 BOS, EOS, MARK = 256, 257, 258
 VOCAB_SIZE = 259
@@ -125,7 +125,7 @@ class ToyClient:
         self._lock = threading.Condition()
         self._ended = False
         self._dead: Exception | None = None
-        self.said: Beat | None = None  # what it tells of how far it is
+        self.said: Heartbeat | None = None  # what it tells of how far it is
         self._seq = 0
 
     @property
@@ -161,7 +161,7 @@ class ToyClient:
     def call(self, method: str, timeout_s: float = 30.0, **args: Any) -> Any:
         return {"reset_prefix_cache": True}[method]
 
-    def beat(self) -> Beat | None:
+    def beat(self) -> Heartbeat | None:
         return self.said
 
     def give_up(self, error: Exception) -> None:

@@ -13,12 +13,12 @@ import httpx
 from octavo.config.schema import ServerConfig
 from octavo.entrypoints.http.app import create_app
 from octavo.inputs.chat import ChatTemplate
-from octavo.inputs.limits import Limits
+from octavo.inputs.limits import RequestLimits
 from octavo.inputs.renderer import Renderer
-from octavo.observe.stats import StatsBook
+from octavo.observe.stats import StatsLog
 from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.cache_feed import Feed, NoFeed
-from octavo.serving.front import Front
+from octavo.serving.frontend import Frontend
 from octavo.serving.info import EngineInfo
 from tests.entrypoints.http.toy import EOS, Script, ToyClient, ToyTokenizer, default_script
 from tests.support.http_server import serve_app
@@ -38,7 +38,7 @@ class Served:
 
     url: str
     engine: ToyClient
-    front: Front
+    frontend: Frontend
     app: Any
     http: httpx.Client
 
@@ -70,7 +70,7 @@ def toy_server(
     tokenizer = tokenizer or ToyTokenizer(adds_bos=adds_bos)
     client = ToyClient(script, step_s=step_s)
     renderer = Renderer(tokenizer, ChatTemplate({"default": template}), num_threads=2, max_chars=1 << 20)
-    limits = Limits(max_model_len=max_model_len, vocab_size=tokenizer.vocab_size, tokenizer=tokenizer)
+    limits = RequestLimits(max_model_len=max_model_len, vocab_size=tokenizer.vocab_size, tokenizer=tokenizer)
     info = EngineInfo(
         model=MODEL,
         served_names=(MODEL, "alias"),
@@ -82,16 +82,16 @@ def toy_server(
         max_waiting_requests=max_waiting,
         **facts or {},
     )
-    stats = StatsBook(clock=lambda: 0.0)
+    stats = StatsLog(clock=lambda: 0.0)
     told = NoFeed() if feed is None else feed
     engine = AsyncEngine(client, tokenizer, limits, info, stats=stats, feed=told)
-    front = Front(engine=engine, renderer=renderer, limits=limits, stats=stats, info=info, feed=told)
-    app = create_app(front, server or ServerConfig())
+    frontend = Frontend(engine=engine, renderer=renderer, limits=limits, stats=stats, info=info, feed=told)
+    app = create_app(frontend, server or ServerConfig())
     try:
         with (
             serve_app(app, before=engine.start, after=engine.stop, grace_s=1) as url,
             httpx.Client(base_url=url, timeout=20.0, headers=headers) as http,
         ):
-            yield Served(url, client, front, app, http)
+            yield Served(url, client, frontend, app, http)
     finally:
         renderer.close()

@@ -3,14 +3,14 @@
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.features.router.addresses import Role, read_addresses
+from octavo.features.router.addresses import InstanceRole, read_addresses
 
 
 def test_a_server_named_for_two_purposes_is_one_server():
     both = "http://10.0.0.1:8000"
     one, two = read_addresses([both], [both + "/", "http://10.0.0.2:8000/v1"], None)
-    assert (one.name, one.url, one.roles) == ("10.0.0.1:8000", both, {Role.PREFILL, Role.DECODE})
-    assert (two.name, two.url, two.roles) == ("10.0.0.2:8000", "http://10.0.0.2:8000", {Role.DECODE})
+    assert (one.name, one.url, one.roles) == ("10.0.0.1:8000", both, {InstanceRole.PREFILL, InstanceRole.DECODE})
+    assert (two.name, two.url, two.roles) == ("10.0.0.2:8000", "http://10.0.0.2:8000", {InstanceRole.DECODE})
 
 
 def test_a_path_and_https_are_kept():

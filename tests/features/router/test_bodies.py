@@ -3,29 +3,29 @@
 import pytest
 
 from octavo.features.router.bodies import (
-    Kind,
+    RouteKind,
     decode_body,
     estimated_tokens,
     only_prompt,
     params_of,
     prefill_body,
-    worth_handing_over,
+    worth_disaggregating,
 )  # fmt: skip
 
 LONG = "word " * 200
 CHAT = {"messages": [{"role": "user", "content": LONG}]}
 
 
-def worth(kind=Kind.COMPLETION, minimum=64, **body):
-    return worth_handing_over(body, kind, minimum)
+def worth(kind=RouteKind.COMPLETION, minimum=64, **body):
+    return worth_disaggregating(body, kind, minimum)
 
 
 def test_a_long_prompt_with_one_answer_is_handed_over():
     assert worth(prompt=LONG, max_tokens=50)
     assert worth(prompt=list(range(64)))
     assert worth(prompt=[LONG], n=1, best_of=1, echo=False, stream=True)
-    assert worth(Kind.CHAT, **CHAT)
-    assert worth(Kind.CHAT, **CHAT, max_completion_tokens=2)
+    assert worth(RouteKind.CHAT, **CHAT)
+    assert worth(RouteKind.CHAT, **CHAT, max_completion_tokens=2)
 
 
 @pytest.mark.parametrize(
@@ -43,16 +43,16 @@ def test_what_gains_nothing_or_is_odd_goes_whole(field):
 
 def test_a_chat_that_is_odd_goes_whole():
     for messages in (None, "x", [], [1], [{"role": "user"}], [{"role": "user", "content": "short"}]):
-        assert not worth(Kind.CHAT, messages=messages)
-    assert not worth_handing_over({}, Kind.CHAT, 64)
+        assert not worth(RouteKind.CHAT, messages=messages)
+    assert not worth_disaggregating({}, RouteKind.CHAT, 64)
 
 
 def test_the_length_is_estimated_from_text_in_all_its_places():
-    assert estimated_tokens({"prompt": "a" * 400}, Kind.COMPLETION) == 100
-    assert estimated_tokens({"prompt": [5] * 33}, Kind.COMPLETION) == 33
+    assert estimated_tokens({"prompt": "a" * 400}, RouteKind.COMPLETION) == 100
+    assert estimated_tokens({"prompt": [5] * 33}, RouteKind.COMPLETION) == 33
     parts = [{"type": "text", "text": "b" * 400}, {"type": "image_url"}, 7]
     messages = [{"role": "system", "content": "a" * 400}, {"role": "user", "content": parts}]
-    assert estimated_tokens({"messages": messages}, Kind.CHAT) == 208
+    assert estimated_tokens({"messages": messages}, RouteKind.CHAT) == 208
 
 
 def test_one_prompt_is_found_in_each_of_its_shapes():
@@ -67,7 +67,7 @@ def test_the_prefill_body_asks_for_one_token_and_keeps_the_rest():
         "model": "m", "prompt": LONG, "stream": True, "stream_options": {"include_usage": True}, "n": None,
         "max_tokens": 99, "min_tokens": 5, "temperature": 0.5, "cache_salt": "s", "seed": 3,
     }  # fmt: skip
-    assert prefill_body(body, Kind.COMPLETION) == {
+    assert prefill_body(body, RouteKind.COMPLETION) == {
         "model": "m", "prompt": LONG, "stream": False, "n": 1, "max_tokens": 1, "temperature": 0.5, "cache_salt": "s",
         "seed": 3, "kv_transfer_params": {"do_remote_decode": True},
     }  # fmt: skip
@@ -75,9 +75,9 @@ def test_the_prefill_body_asks_for_one_token_and_keeps_the_rest():
 
 
 def test_a_chat_has_both_limits_lowered_where_the_client_gave_both():
-    sent = prefill_body({**CHAT, "max_completion_tokens": 50}, Kind.CHAT)
+    sent = prefill_body({**CHAT, "max_completion_tokens": 50}, RouteKind.CHAT)
     assert (sent["max_tokens"], sent["max_completion_tokens"]) == (1, 1)
-    assert "max_completion_tokens" not in prefill_body(CHAT, Kind.CHAT)
+    assert "max_completion_tokens" not in prefill_body(CHAT, RouteKind.CHAT)
 
 
 def test_the_decode_body_is_the_clients_own_with_the_parameters():

@@ -20,7 +20,7 @@ FLEET = picker(prefill=["p1", "p2"], decode=["d1", "d2"], whole=["w1", "d1", "d2
 
 
 def test_prefill_then_decode_with_the_parameters():
-    way = Journey(FLEET, hand_over=True)
+    way = Journey(FLEET, disagg=True)
     assert way.next() == (Leg.PREFILL, "p1")
     way.prefilled({"lease": 1})
     assert way.next() == (Leg.DECODE, "d1")
@@ -28,13 +28,13 @@ def test_prefill_then_decode_with_the_parameters():
 
 
 def test_what_is_not_handed_over_goes_whole():
-    way = Journey(FLEET, hand_over=False)
+    way = Journey(FLEET, disagg=False)
     assert way.next() == (Leg.WHOLE, "w1")
     assert way.params is None and way.fell_back_from is None
 
 
 def test_another_prefill_server_is_asked_then_the_request_goes_whole():
-    way = Journey(FLEET, hand_over=True)
+    way = Journey(FLEET, disagg=True)
     seen = []
     for _ in range(3):
         seen.append(way.next())
@@ -44,7 +44,7 @@ def test_another_prefill_server_is_asked_then_the_request_goes_whole():
 
 
 def test_another_decode_server_gets_the_same_parameters_then_the_request_goes_whole_without_them():
-    way = Journey(FLEET, hand_over=True)
+    way = Journey(FLEET, disagg=True)
     way.next()
     way.prefilled({"lease": 1})
     assert way.next() == (Leg.DECODE, "d1")
@@ -56,13 +56,13 @@ def test_another_decode_server_gets_the_same_parameters_then_the_request_goes_wh
 
 
 def test_nobody_for_prefill_goes_whole_at_once():
-    way = Journey(picker(decode=["d1"], whole=["d1"]), hand_over=True)
+    way = Journey(picker(decode=["d1"], whole=["d1"]), disagg=True)
     assert way.next() == (Leg.WHOLE, "d1")
     assert way.fell_back_from is Leg.PREFILL and way.num_failures == 0
 
 
 def test_a_prefill_server_that_keeps_nothing_makes_the_request_go_whole():
-    way = Journey(FLEET, hand_over=True)
+    way = Journey(FLEET, disagg=True)
     way.next()
     way.prefilled(None)
     assert way.next() == (Leg.WHOLE, "w1")
@@ -72,7 +72,7 @@ def test_a_prefill_server_that_keeps_nothing_makes_the_request_go_whole():
     ("failure", "again"), [(f, f in (Failure.LOST, Failure.STATUS, Failure.MALFORMED)) for f in Failure]
 )
 def test_a_server_that_is_gone_or_slow_is_not_asked_for_another_purpose(failure, again):
-    way = Journey(picker(prefill=["p"], decode=["d"], whole=["d"]), hand_over=True)
+    way = Journey(picker(prefill=["p"], decode=["d"], whole=["d"]), disagg=True)
     way.next()
     way.prefilled({"lease": 1})
     assert way.next() == (Leg.DECODE, "d")
@@ -81,7 +81,7 @@ def test_a_server_that_is_gone_or_slow_is_not_asked_for_another_purpose(failure,
 
 
 def test_a_request_that_ends_its_servers_does_not_end_all_of_them():
-    way = Journey(picker(whole=[f"w{i}" for i in range(9)]), hand_over=False)
+    way = Journey(picker(whole=[f"w{i}" for i in range(9)]), disagg=False)
     asked = 0
     while way.next() is not None:
         asked += 1
@@ -101,9 +101,9 @@ def test_nothing_is_retried_once_the_answer_has_begun_and_no_refusal_ever():
     st.booleans(),
     st.sets(st.integers(0, 3)), st.sets(st.integers(0, 3)), st.sets(st.integers(0, 3)),
 )  # fmt: skip
-def test_every_way_ends_and_asks_nobody_twice_for_the_same(events, hand_over, prefill, decode, whole):
+def test_every_way_ends_and_asks_nobody_twice_for_the_same(events, disagg, prefill, decode, whole):
     names = {"prefill": prefill, "decode": decode, "whole": whole}
-    way = Journey(picker(**{k: [f"{k[0]}{i}" for i in sorted(v)] for k, v in names.items()}), hand_over=hand_over)
+    way = Journey(picker(**{k: [f"{k[0]}{i}" for i in sorted(v)] for k, v in names.items()}), disagg=disagg)
     seen = []
     for event in events:
         step = way.next()

@@ -2,9 +2,9 @@
 
 from octavo.base.params import SamplingParams
 from octavo.base.requests import EngineRequest
-from octavo.features.router.addresses import Address, Role
+from octavo.features.router.addresses import InstanceAddress, InstanceRole
 from octavo.features.router.fleet import Fleet, Member
-from octavo.features.router.health import Health
+from octavo.features.router.health import InstanceHealth
 from octavo.features.router.journey import Leg
 from octavo.features.router.prompt import Prompt
 from octavo.kvcache.hashing import HashChain, Sha256Hasher
@@ -60,7 +60,8 @@ def test_hashes_that_nobody_else_can_make_say_nothing():
 
 def fleet(*roles, load_weight=100):
     members = [
-        Member(Address(f"m{i}", f"http://m{i}", frozenset(r)), Health(2, lambda: 0.0)) for i, r in enumerate(roles)
+        Member(InstanceAddress(f"m{i}", f"http://m{i}", frozenset(r)), InstanceHealth(2, lambda: 0.0))
+        for i, r in enumerate(roles)
     ]
     for member in members:
         member.health.passed()
@@ -73,7 +74,7 @@ def pick(servers, leg=Leg.WHOLE, without=frozenset(), prompt=None):
 
 
 def test_the_server_that_holds_the_prompt_is_chosen_until_its_load_outweighs_it():
-    servers = fleet({Role.PLAIN}, {Role.PLAIN})
+    servers = fleet({InstanceRole.PLAIN}, {InstanceRole.PLAIN})
     mirror(engine_hashes(TOKENS, 16), into=servers["m1"].mirror)
     assert servers.informed(Leg.WHOLE)
     assert pick(servers) == ("m1", 64)
@@ -82,8 +83,8 @@ def test_the_server_that_holds_the_prompt_is_chosen_until_its_load_outweighs_it(
 
 
 def test_servers_are_asked_by_what_they_are_for_and_others_only_where_there_is_nobody():
-    servers = fleet({Role.PREFILL}, {Role.DECODE}, {Role.PLAIN})
-    assert servers.hands_over
+    servers = fleet({InstanceRole.PREFILL}, {InstanceRole.DECODE}, {InstanceRole.PLAIN})
+    assert servers.disaggregated
     assert [pick(servers, leg)[0] for leg in Leg] == ["m0", "m1", "m2"]
     servers["m2"].health.refused("gone")
     assert pick(servers)[0] == "m1"
@@ -94,13 +95,13 @@ def test_servers_are_asked_by_what_they_are_for_and_others_only_where_there_is_n
 
 
 def test_turns_are_taken_for_each_purpose_by_itself():
-    servers = fleet({Role.PREFILL}, {Role.PREFILL}, {Role.DECODE}, {Role.DECODE})
+    servers = fleet({InstanceRole.PREFILL}, {InstanceRole.PREFILL}, {InstanceRole.DECODE}, {InstanceRole.DECODE})
     seen = [pick(servers, leg)[0] for _ in range(2) for leg in (Leg.PREFILL, Leg.DECODE)]
     assert seen == ["m0", "m2", "m1", "m3"]
 
 
 def test_nothing_needs_to_be_known_where_there_is_no_choice_or_nobody_tells():
-    servers = fleet({Role.PLAIN}, {Role.PLAIN})
+    servers = fleet({InstanceRole.PLAIN}, {InstanceRole.PLAIN})
     assert not servers.informed(Leg.WHOLE)
     mirror([], into=servers["m0"].mirror)
     assert servers.informed(Leg.WHOLE)
@@ -109,9 +110,9 @@ def test_nothing_needs_to_be_known_where_there_is_no_choice_or_nobody_tells():
 
 
 def test_what_runs_on_a_server_is_given_up_together_and_ends_once():
-    member = fleet({Role.PLAIN})["m0"]
-    told = []
-    first, second = (lambda: told.append(1)), (lambda: told.append(2))
+    member = fleet({InstanceRole.PLAIN})["m0"]
+    done = []
+    first, second = (lambda: done.append(1)), (lambda: done.append(2))
     member.begin(first)
     member.begin(second)
     assert member.in_flight == 2
@@ -119,4 +120,4 @@ def test_what_runs_on_a_server_is_given_up_together_and_ends_once():
     member.end(first)
     assert member.in_flight == 1
     member.give_up()
-    assert told == [2]
+    assert done == [2]

@@ -16,7 +16,7 @@ from octavo.engine import transfer
 from octavo.executor.api import ProfileReport
 from octavo.features.transfer.address import DEFAULT_HOST_BYTES, host_bytes, parse_tiers
 from octavo.features.transfer.data.agent import TransferAgent
-from octavo.features.transfer.data.peer_server import PeerDoor
+from octavo.features.transfer.data.peer_server import PeerListener
 from tests.support import checkpoints
 
 
@@ -64,7 +64,7 @@ def test_what_each_tier_holds_is_said_at_the_start():
         num_threads=1,
         kv_tier=("host?size=1MiB", "redis://127.0.0.1:1/0"),
     ) as llm:
-        notes = [note for note in llm._front.report.notes if note.startswith("KV tier")]
+        notes = [note for note in llm._frontend.report.notes if note.startswith("KV tier")]
     assert (
         notes[0].startswith("KV tier host: 1.0 MiB, about ")
         and notes[1] == "KV tier redis://127.0.0.1:1/0: no limit of ours"
@@ -160,7 +160,7 @@ def test_the_cache_s_memory_is_what_the_host_tier_leaves():
 def test_a_tier_that_cannot_hold_one_block_is_refused(text, said, tmp_path):
     """F57: "0 tokens"."""
     text = text.replace("/f?", f"{tmp_path}/f?")
-    agent = TransferAgent((text,), {"a": "b"}, PeerDoor(None))
+    agent = TransferAgent((text,), {"a": "b"}, PeerListener(None))
     with pytest.raises(ConfigError) as caught:
         agent.bind(SimpleNamespace(layout=LAYOUT, buffer=torch.zeros(LAYOUT.total_bytes, dtype=torch.uint8)))
     assert str(caught.value) == f"--kv-tier {text}: {said}"

@@ -10,7 +10,7 @@ import torch
 from octavo.base.kvspec import FullAttentionSpec, KVGroup, KVLayout, LayerPlace
 from octavo.features.transfer.data import agent, tier_threads
 from octavo.features.transfer.data.agent import TransferAgent
-from octavo.features.transfer.data.peer_server import PeerDoor
+from octavo.features.transfer.data.peer_server import PeerListener
 from octavo.features.transfer.plan import TierJob, TierJobKind, TransferPlan, TransferReport
 
 SPEC = FullAttentionSpec(block_size=16, num_kv_heads=2, head_dim=8, dtype="float32")
@@ -70,7 +70,7 @@ def made(monkeypatch):
     monkeypatch.setattr(agent, "CLOSE_S", 0.3)
     monkeypatch.setattr(agent, "measure", lambda *_: {})
     part = TransferAgent(
-        ("host?size=64KiB", "file:///fails", "file:///hangs", "file:///slow"), {"a": "b"}, PeerDoor(None)
+        ("host?size=64KiB", "file:///fails", "file:///hangs", "file:///slow"), {"a": "b"}, PeerListener(None)
     )
     part.bind(SimpleNamespace(layout=LAYOUT, buffer=torch.zeros(LAYOUT.total_bytes, dtype=torch.uint8)))
     yield part, tiers, events

@@ -6,8 +6,8 @@ import pytest
 
 from octavo.features.transfer.address import DEFAULT_TIMEOUT_S
 from octavo.features.transfer.control.evict import make_policy
-from octavo.features.transfer.control.primary import PrimaryTier
-from octavo.features.transfer.control.search import A_STEP, Found, Lookup
+from octavo.features.transfer.control.host_index import HostBlockIndex
+from octavo.features.transfer.control.search import A_STEP, ChunkState, PrefixLookup
 from octavo.features.transfer.control.standing import FIRST_S, MOST_S, TOLERATED, Standing
 from octavo.features.transfer.plan import JobReport, TierJobKind
 from tests.support.tier_rig import Rig, keys
@@ -26,14 +26,14 @@ def test_a_tier_that_never_answers_does_not_hide_the_next_one():
     """F32, TIR-10."""
     rig = Rig(tiers=("hung", "good"))
     rig.stack.open("a")
-    assert rig.stack.lookup("a", keys("x")).state is Found.RETRY
+    assert rig.stack.lookup("a", keys("x")).state is ChunkState.RETRY
     _, good = rig.jobs(FIND, FIND)
     rig.answer(good)
-    assert rig.stack.lookup("a", keys("x")).state is Found.PENDING  # at once, and not after a while
+    assert rig.stack.lookup("a", keys("x")).state is ChunkState.PENDING  # at once, and not after a while
     (read,) = rig.jobs(READ)
     assert read.tier == 1
     rig.answer(read)
-    assert rig.stack.lookup("a", keys("x")) == Lookup(1, Found.HIT)
+    assert rig.stack.lookup("a", keys("x")) == PrefixLookup(1, ChunkState.HIT)
 
 
 def test_a_tier_that_never_answers_is_waited_for_once_and_then_asked_less_and_less():
@@ -41,7 +41,7 @@ def test_a_tier_that_never_answers_is_waited_for_once_and_then_asked_less_and_le
     waited, asked = 0.0, 0
     for number in range(200):
         rig.stack.open(name := f"r{number}")
-        while rig.stack.lookup(name, (name.encode(),)).state is Found.RETRY:
+        while rig.stack.lookup(name, (name.encode(),)).state is ChunkState.RETRY:
             asked += len(rig.stack.take_jobs())
             rig.now += 0.5
             waited += 0.5
@@ -59,14 +59,14 @@ def test_a_tier_that_comes_back_is_used_again():
     rig.stack.lookup("a", keys("x"))
     (find,) = rig.jobs(FIND)
     rig.now = 2.5
-    assert rig.stack.lookup("a", keys("x")).state is Found.MISS
+    assert rig.stack.lookup("a", keys("x")).state is ChunkState.MISS
     rig.now = 2.6
     rig.stack.open("b")
-    assert rig.stack.lookup("b", keys("y")).state is Found.MISS
+    assert rig.stack.lookup("b", keys("y")).state is ChunkState.MISS
     rig.jobs()
     rig.answer(find)  # late: it lives
     rig.stack.open("c")
-    assert rig.stack.lookup("c", keys("y")).state is Found.RETRY
+    assert rig.stack.lookup("c", keys("y")).state is ChunkState.RETRY
     assert rig.stack.stats()["disk.late"] == 1 and rig.stack.stats()["disk.overdue"] == 0
 
 
@@ -78,13 +78,15 @@ def test_a_tier_that_trickles_is_waited_for_no_longer_than_computing_takes():
     rig.stack.lookup("a", names, compute_s=0.01)
     rig.answer(*rig.stack.take_jobs())
     began = rig.now
-    assert rig.stack.lookup("a", names, compute_s=0.01).state is Found.PENDING
+    assert rig.stack.lookup("a", names, compute_s=0.01).state is ChunkState.PENDING
     reads = list(rig.stack.take_jobs())
     assert len(reads) == 100
-    while (found := rig.stack.lookup("a", names, compute_s=0.01)).state is Found.PENDING:
+    while (found := rig.stack.lookup("a", names, compute_s=0.01)).state is ChunkState.PENDING:
         rig.now += 1.5
         rig.answer(reads.pop(0))
-    assert found == Lookup(3, Found.MISS) and rig.now - began == 4.5  # the patience, and a second of computing
+    assert (
+        found == PrefixLookup(3, ChunkState.MISS) and rig.now - began == 4.5
+    )  # the patience, and a second of computing
     for read in reads:
         rig.answer(read)
 
@@ -95,11 +97,11 @@ def test_a_tier_that_says_yes_and_never_gives_is_left_alone_and_comes_back():
     for number in range(200):
         rig.stack.open(name := f"r{number}")
         gives = number >= 50
-        while rig.stack.lookup(name, (name.encode(),)).state in (Found.RETRY, Found.PENDING):
+        while rig.stack.lookup(name, (name.encode(),)).state in (ChunkState.RETRY, ChunkState.PENDING):
             for job in rig.stack.take_jobs():
                 asked += job.kind is FIND and not gives
                 rig.answer(job) if gives or job.kind is FIND else rig.stack.absorb(failed(job))
-        served += rig.stack.lookup(name, (name.encode(),)).state is Found.HIT
+        served += rig.stack.lookup(name, (name.encode(),)).state is ChunkState.HIT
         rig.now += 1.0
         rig.stack.close(name)
         rig.stack.check()
@@ -128,7 +130,7 @@ def test_a_promotion_that_never_reports_ends_in_a_miss_its_row_stays_out_of_use_
     rig.stack.check()
     assert not rig.stack.has_pending_work and rig.stack.num_known == 0
     rig.stack.open("c", only=())
-    assert rig.stack.lookup("c", keys("x")) == Lookup(0, Found.MISS)
+    assert rig.stack.lookup("c", keys("x")) == PrefixLookup(0, ChunkState.MISS)
     got = rig.stack.begin_store("c", keys("xabcdefghi"))
     assert len(got) == 7 and read.rows[0] not in {chunk.row for chunk in got}  # the tier may still write there
     assert rig.stack.stats()["host.rows_detached"] == 1 and rig.stack.stats()["disk.failed_reads"] == 1
@@ -143,7 +145,7 @@ def test_promotions_that_hang_take_half_of_the_host_tier_at_most():
     names = tuple(b"%d" % i for i in range(40))
     rig.stack.lookup("a", names)
     rig.answer(*rig.stack.take_jobs())
-    assert rig.stack.lookup("a", names).state is Found.PENDING
+    assert rig.stack.lookup("a", names).state is ChunkState.PENDING
     (read,) = rig.jobs(READ)
     assert len(read.rows) == 8
     rig.now = 100.0
@@ -160,7 +162,7 @@ def test_a_prompt_larger_than_what_a_tier_may_hold_comes_in_portions():
         found = rig.stack.lookup("a", names)
         rig.answer(*rig.stack.take_jobs())
         rig.now += 0.5
-    assert found == Lookup(14, Found.HIT)
+    assert found == PrefixLookup(14, ChunkState.HIT)
 
 
 def test_a_promotion_that_a_reset_meets_before_it_begins_gives_its_row_back_and_is_begun_again():
@@ -168,7 +170,7 @@ def test_a_promotion_that_a_reset_meets_before_it_begins_gives_its_row_back_and_
     rig.stack.open("a")
     rig.stack.lookup("a", keys("x"))
     rig.answer(*rig.jobs(FIND))
-    assert rig.stack.lookup("a", keys("x")).state is Found.PENDING
+    assert rig.stack.lookup("a", keys("x")).state is ChunkState.PENDING
     rig.stack.reset()
     rig.stack.check()
     rig.jobs()
@@ -313,7 +315,7 @@ def test_a_use_does_make_it_younger(policy):
 
 
 def test_an_abandoned_row_is_nobodys_until_it_is_reported_also_through_a_reset():
-    primary = PrimaryTier(2, make_policy("lru", 2))
+    primary = HostBlockIndex(2, make_policy("lru", 2))
     (x,) = primary.fill(keys("x"))
     primary.abandon(x)
     primary.check()
@@ -350,7 +352,7 @@ def slowest_step(count, num_rows):
         found = rig.stack.lookup("a", names)
         jobs = rig.stack.take_jobs()
         steps.append(time.thread_time() - began)
-        if found.state is Found.HIT:
+        if found.state is ChunkState.HIT:
             return max(steps)
         assert jobs and len(steps) < 100
         reports = [JobReport(job=job.job, good=(True,) * len(job.keys)) for job in jobs]
@@ -367,9 +369,9 @@ def test_a_promotion_of_four_thousand_chunks_is_spread_over_steps():
         jobs = rig.stack.take_jobs()
         most = max(most, sum(len(job.keys) for job in jobs))
         rig.answer(*jobs)
-        if found.state is Found.HIT:
+        if found.state is ChunkState.HIT:
             break
-    assert found == Lookup(4000, Found.HIT) and most <= A_STEP
+    assert found == PrefixLookup(4000, ChunkState.HIT) and most <= A_STEP
 
 
 def test_a_promotion_costs_a_step_little_and_not_its_square():
@@ -389,5 +391,5 @@ def test_a_promotion_that_finds_every_row_pinned_costs_nothing_to_speak_of():
     rig.stack.lookup("b", names)
     rig.answer(*rig.stack.take_jobs())
     began = time.thread_time()
-    assert rig.stack.lookup("b", names) == Lookup(0, Found.MISS)
+    assert rig.stack.lookup("b", names) == PrefixLookup(0, ChunkState.MISS)
     assert time.thread_time() - began < 0.1

@@ -13,7 +13,7 @@ from octavo.base.types import FinishReason
 from octavo.features.transfer.control.tiers import TierStack
 from octavo.features.transfer.data import agent, tier_threads
 from octavo.plugins.registry import load_target
-from octavo.scheduler.seams import NullPart, close_all
+from octavo.scheduler.seams import NullControlPart, close_all
 from tests.features.transfer.test_offload import Engine, prompt
 from tests.support.hung_tier import HungTier
 
@@ -137,7 +137,7 @@ def test_one_part_that_fails_at_the_end_does_not_keep_others_from_theirs(caplog)
     """TIR-21."""
     ended = []
 
-    class Fails(NullPart):
+    class Fails(NullControlPart):
         name = "fails"
 
         def close(self):

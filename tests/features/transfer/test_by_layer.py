@@ -9,9 +9,9 @@ from octavo.base.errors import ClientError
 from octavo.base.step import StepTimings
 from octavo.base.types import FinishReason
 from octavo.features.transfer.control.consumer import Consumer, OnFailure
-from octavo.features.transfer.control.disagg import Handover
+from octavo.features.transfer.control.disagg import DisaggControl
 from octavo.features.transfer.control.producer import Producer
-from octavo.features.transfer.handover import HandoverReport, LeaseEvent, LeaseNews, read_hint
+from octavo.features.transfer.disagg import DisaggReport, LeaseEvent, LeaseNews, read_hint
 from octavo.features.transfer.plan import JobReport
 from octavo.scheduler.seams import Match, Retry
 from tests.features.transfer.test_disagg import LEASE_S, Clock, make_producer, offered, request
@@ -96,7 +96,7 @@ def arrived(side, **more):
 def test_a_step_reads_what_it_computes_with_once_all_of_it_is_there():
     side = consumer()
     req = arrived(side)
-    part = Handover(Clock(), None, side)
+    part = DisaggControl(Clock(), None, side)
     assert side.match(req, 0) == Retry() and part.next_deadline() is not None
     lease = side.take()[0][0].lease
     part.absorb(_result(LeaseEvent(lease, LeaseNews.THERE)))
@@ -122,23 +122,23 @@ def test_no_step_is_held_up_for_a_fetch_while_somebody_else_runs():
 def test_a_prompt_that_does_not_come_is_computed():
     side = consumer()
     req = arrived(side)
-    Handover(Clock(), None, side).absorb(_result(LeaseEvent(side.take()[0][0].lease, LeaseNews.LOST)))
+    DisaggControl(Clock(), None, side).absorb(_result(LeaseEvent(side.take()[0][0].lease, LeaseNews.LOST)))
     assert side.match(req, 0) == Match() and not side.awaits_prompts
 
 
 def _result(*events):
-    report = HandoverReport(events=events)
-    return SimpleNamespace(part=lambda kind: report if kind is HandoverReport else None, timings=StepTimings())
+    report = DisaggReport(events=events)
+    return SimpleNamespace(part=lambda kind: report if kind is DisaggReport else None, timings=StepTimings())
 
 
 def test_a_hint_carries_what_the_producer_s_worker_offers_and_the_consumer_compares_it(caplog):
     """PDX-3: handshake metadata, from one data half to the other side's control half."""
     producer, req = make_producer(), asked(reason=FinishReason.LENGTH)
-    Handover(Clock(), producer, None).handshake({"weights": "aa", "a file holds": "one layer"})
+    DisaggControl(Clock(), producer, None).handshake({"weights": "aa", "a file holds": "one layer"})
     hint = producer.offer(req).parts[0].data
     for form, other in (({"weights": "aa", "a file holds": "one layer"}, 0), ({"weights": "bb"}, 1), ({}, 0)):
         side = Consumer([16], OnFailure.RECOMPUTE)
-        Handover(Clock(), None, side).handshake(form)
+        DisaggControl(Clock(), None, side).handshake(form)
         taker = request("d", data=hint)
         side.arrive(taker)
         assert side.counts["other_form"] == other and (side.match(taker, 0) == Match()) is bool(other)

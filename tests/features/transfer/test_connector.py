@@ -20,7 +20,7 @@ class ShelfPlan(PlanPart, frozen=True):
     fill: tuple[tuple[bytes, int], ...] = ()
 
 
-class ShelfControl(control.NullPart):
+class ShelfControl(control.NullControlPart):
     """Everything that became full is kept, and comes back without waiting."""
 
     name = "shelf"
@@ -59,7 +59,7 @@ class ShelfControl(control.NullPart):
                 self.known.add(key)
                 self.keep.append((key, table[i]))
 
-    def plan(self, draft):
+    def plan(self, builder):
         if not self.keep and not self.fill:
             return None
         plan = ShelfPlan(tuple(self.keep), tuple(self.fill))
@@ -70,7 +70,7 @@ class ShelfControl(control.NullPart):
         return {"hits": self.hits, "chunk_bytes": self.layout["chunk bytes"]}
 
 
-class ShelfData(data.NullPart):
+class ShelfData(data.NullDataPart):
     """The shelf itself."""
 
     name = "shelf"

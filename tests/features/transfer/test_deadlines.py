@@ -10,17 +10,17 @@ import pytest
 from octavo.features.transfer import wire
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.data import peer_server, session, tier_peer, timed
-from octavo.features.transfer.data.connection import Connection
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.connection import TimedConnection
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.ledger import RowLedger
 from octavo.features.transfer.data.over_tcp import TcpFetch
-from octavo.features.transfer.data.peer_server import PeerServer, RowGiver
+from octavo.features.transfer.data.peer_server import PeerServer, RowService
 from octavo.features.transfer.data.regions import HostRegion
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.session import Sessions
 from octavo.features.transfer.data.timed import Deadline, TimedSocket
 from octavo.features.transfer.data.transport import Pull
-from octavo.features.transfer.handover import Drop, PullJob, Watch
+from octavo.features.transfer.disagg import LeaseDrop, LeaseWatch, PullJob
 from tests.support.trickling import trickling
 
 LENGTH = 40_000
@@ -51,10 +51,10 @@ def after_welcome(answer):
     return talk
 
 
-SIZES = wire.Chunks((SEAL.head_bytes(KEYS[0]) + LENGTH,) * 2)
+SIZES = wire.ChunkSizes((SEAL.head_bytes(KEYS[0]) + LENGTH,) * 2)
 PEERS = {
     "welcome": (lambda connection: frame(wire.Welcome()) * 100, "find"),
-    "found": (after_welcome(frame(wire.Found((True,) * 2)) + b"x" * 500), "find"),
+    "found": (after_welcome(frame(wire.FoundKeys((True,) * 2)) + b"x" * 500), "find"),
     "sizes": (after_welcome(frame(SIZES) + bytes(10_000)), "read"),
 }
 
@@ -64,7 +64,7 @@ def test_a_peer_that_trickles_costs_one_time_limit(talk, what, monkeypatch):
     """F36: a byte now and then does not stretch a call."""
     monkeypatch.setattr(tier_peer, "TIMEOUT_S", LIMIT_S)
     with trickling(talk) as server:
-        health = Health("peer")
+        health = TierHealth("peer")
         tier = tier_peer.PeerTier("127.0.0.1", server.port, SEAL, health)
         began = time.monotonic()
         got = tier.find(KEYS) if what == "find" else tier.read(KEYS, rows())
@@ -107,7 +107,7 @@ def test_a_redis_server_that_trickles_costs_one_time_limit(what, monkeypatch):
 
     monkeypatch.setattr(tier_redis, "TIMEOUT_S", LIMIT_S)
     with trickling(redis_server(REDIS[what])) as server:
-        health = Health("redis")
+        health = TierHealth("redis")
         tier = tier_redis.make(parse_tier(f"redis://127.0.0.1:{server.port}/0"), SEAL, health)
         began = time.monotonic()
         got = {
@@ -137,7 +137,7 @@ def test_an_s3_server_that_trickles_costs_one_time_limit_however_many_objects_ar
 
     many = [bytes([n]) * 32 + bytes(4) for n in range(10)]
     with trickling(talk) as server:
-        health = Health("s3")
+        health = TierHealth("s3")
         tier = tier_s3.make(parse_tier(f"s3://kv?endpoint=http://127.0.0.1:{server.port}"), SEAL, health)
         began = time.monotonic()
         space = [np.zeros(LENGTH + 64, dtype=np.uint8) for _ in many]
@@ -150,18 +150,18 @@ def test_an_s3_server_that_trickles_costs_one_time_limit_however_many_objects_ar
 def test_a_producer_that_trickles_costs_a_fetch_one_time_limit_and_no_other_fetch(monkeypatch):
     """F36, F37: a hand-over over TCP; a second prompt of the same producer does not wait behind the first."""
     monkeypatch.setattr(session, "TIMEOUT_S", LIMIT_S)
-    answer = frame(wire.Chunks((SEAL.head_bytes(wire.lease_key("l", 0, 0)) + LENGTH,))) + bytes(10_000)
+    answer = frame(wire.ChunkSizes((SEAL.head_bytes(wire.lease_key("l", 0, 0)) + LENGTH,))) + bytes(10_000)
 
     def talk(connection):
         wire.receive_any(connection)
         wire.send(connection, wire.Welcome(now=0.0))
-        while not isinstance(wire.receive_any(connection), wire.Take):
+        while not isinstance(wire.receive_any(connection), wire.FetchBlocks):
             wire.send(connection, wire.Alive((True,)))
         return answer
 
     with trickling(talk) as server:
         sessions, reports = Sessions(SEAL, TcpFetch(SEAL)), []
-        sessions.watch(Watch(lease="l", address=f"tcp://127.0.0.1:{server.port}", lease_s=30.0))
+        sessions.watch(LeaseWatch(lease="l", address=f"tcp://127.0.0.1:{server.port}", lease_s=30.0))
         began = time.monotonic()
         for number in (1, 2, 3):
             job = PullJob(job=number, lease="l", places=((0,),), blocks=((1,),))
@@ -179,8 +179,8 @@ def test_a_notice_that_is_answered_a_byte_at_a_time_ends_in_time(monkeypatch):
     monkeypatch.setattr(session, "TIMEOUT_S", LIMIT_S)
     with trickling(after_welcome(frame(wire.Alive((True,))) + b"x")) as server:
         sessions = Sessions(SEAL, TcpFetch(SEAL))
-        sessions.watch(Watch(lease="l", address=f"tcp://127.0.0.1:{server.port}", lease_s=30.0))
-        sessions.drop(Drop(lease="l", done=True))
+        sessions.watch(LeaseWatch(lease="l", address=f"tcp://127.0.0.1:{server.port}", lease_s=30.0))
+        sessions.drop(LeaseDrop(lease="l", done=True))
         began = time.monotonic()
         sessions.stop()
         assert time.monotonic() - began < LATE_S
@@ -195,7 +195,7 @@ def test_a_reader_that_trickles_its_question_or_takes_nothing_is_hung_up_on(monk
     for row, key in enumerate(many):
         ledger.begin(row)
         ledger.end(row, key)
-    server = PeerServer("127.0.0.1", 0, SEAL, [RowGiver(ledger, SEAL)])
+    server = PeerServer("127.0.0.1", 0, SEAL, [RowService(ledger, SEAL)])
 
     def connected():
         connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
@@ -222,8 +222,8 @@ def test_a_reader_that_trickles_its_question_or_takes_nothing_is_hung_up_on(monk
 def test_no_thread_is_left_when_a_server_has_closed():
     """F37, TIR-19: threads of connections are joined, idle ones too."""
     host = HostRegion(1, LENGTH + 64)
-    server = PeerServer("127.0.0.1", 0, SEAL, [RowGiver(RowLedger(host), SEAL)])
-    open_ones = [Connection("127.0.0.1", server.port, SEAL, 5.0) for _ in range(3)]
+    server = PeerServer("127.0.0.1", 0, SEAL, [RowService(RowLedger(host), SEAL)])
+    open_ones = [TimedConnection("127.0.0.1", server.port, SEAL, 5.0) for _ in range(3)]
     threads = {thread for thread in threading.enumerate() if thread.name.startswith("octavo-kv-peer")}
     assert len(threads) >= 4
     server.close()

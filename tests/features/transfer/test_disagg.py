@@ -14,12 +14,12 @@ from octavo.base.requests import AdapterRef, EngineRequest, TransferHint
 from octavo.base.step import StepTimings
 from octavo.base.types import FinishReason
 from octavo.features.transfer.control.consumer import Consumer, OnFailure
-from octavo.features.transfer.control.disagg import Handover, producer_address
+from octavo.features.transfer.control.disagg import DisaggControl, producer_address
 from octavo.features.transfer.control.producer import Producer
 from octavo.features.transfer.data.guard import LeaseGuard
-from octavo.features.transfer.handover import (
-    HandoverPlan,
-    HandoverReport,
+from octavo.features.transfer.disagg import (
+    DisaggPlan,
+    DisaggReport,
     LeaseEvent,
     LeaseNews,
     PullJob,
@@ -111,7 +111,7 @@ def test_silence_ends_a_lease_and_heartbeats_do_not():
     producer.take()
     for _ in range(4):
         clock.now += 10
-        producer.hear(LeaseEvent(loud.lease, LeaseNews.BEAT))
+        producer.hear(LeaseEvent(loud.lease, LeaseNews.HEARTBEAT))
     assert producer.take() == ((), (quiet.lease,))
     assert producer.hear(LeaseEvent(quiet.lease, LeaseNews.CLOSED)) == "a"
     assert producer.stats()["leases_expired"] == 1 and producer.stats()["leases"] == 1
@@ -245,8 +245,8 @@ def test_also_when_the_lease_is_over_before_the_request_has_its_turn():
         data = offered(make_producer())
         req = request("d", data=data)
         consumer.arrive(req)
-        part = Handover(Clock(), None, consumer)
-        report = HandoverReport(events=(LeaseEvent(data["lease"], LeaseNews.LOST),))
+        part = DisaggControl(Clock(), None, consumer)
+        report = DisaggReport(events=(LeaseEvent(data["lease"], LeaseNews.LOST),))
         ready = part.absorb(SimpleNamespace(part=lambda _, report=report: report, timings=StepTimings())).ready
         assert [each.request_id for each in ready] == errors and consumer.match(req, 0) == Match()
         assert all(each.error.endswith("10.0.0.1:7100: its lease there is over; send it again") for each in ready)
@@ -318,28 +318,28 @@ def test_only_hosts_that_were_named_are_fetched_from():
 
 def test_an_idle_engine_keeps_ticking_while_leases_or_fetches_are_under_way():
     clock = Clock()
-    part = Handover(clock, make_producer(clock), Consumer([16], OnFailure.RECOMPUTE))
+    part = DisaggControl(clock, make_producer(clock), Consumer([16], OnFailure.RECOMPUTE))
     idle = SimpleNamespace(rows=[], seq=1)
     assert part.next_deadline() is None and part.settled() and part.plan(idle) is None
     part.on_finish(request(data={"do_remote_decode": True}, reason=FinishReason.STOP))
     assert not part.settled() and part.next_deadline() is not None
     plan = part.plan(idle)
-    assert isinstance(plan, HandoverPlan) and len(plan.grants) == 1
+    assert isinstance(plan, DisaggPlan) and len(plan.grants) == 1
     assert part.plan(idle) is None  # not due yet
     clock.now = part.next_deadline()
-    assert part.plan(idle) == HandoverPlan()  # for the reports
+    assert part.plan(idle) == DisaggPlan()  # for the reports
     (lease,) = (grant.lease for grant in plan.grants)
-    report = HandoverReport(events=(LeaseEvent(lease, LeaseNews.ABORTED),))
-    result = SimpleNamespace(part=lambda kind: report if kind is HandoverReport else None, timings=StepTimings())
+    report = DisaggReport(events=(LeaseEvent(lease, LeaseNews.ABORTED),))
+    result = SimpleNamespace(part=lambda kind: report if kind is DisaggReport else None, timings=StepTimings())
     assert part.absorb(result).release == ()
     assert part.plan(idle).revokes == (lease,)
-    report = HandoverReport(events=(LeaseEvent(lease, LeaseNews.CLOSED),))
+    report = DisaggReport(events=(LeaseEvent(lease, LeaseNews.CLOSED),))
     assert part.absorb(result).release == ("r",) and part.settled()
 
 
 def test_requests_that_wait_for_room_which_their_own_leases_hold_go_on():
     clock = Clock()
-    part = Handover(clock, make_producer(clock), Consumer([16], OnFailure.RECOMPUTE))
+    part = DisaggControl(clock, make_producer(clock), Consumer([16], OnFailure.RECOMPUTE))
     idle, busy = SimpleNamespace(rows=[], seq=1), SimpleNamespace(rows=["x"], seq=2)
     leases = []
     for name in "ab":
@@ -347,13 +347,13 @@ def test_requests_that_wait_for_room_which_their_own_leases_hold_go_on():
         leases.append(held.parts[0].data["lease"])
         part.on_arrival(request(f"waits for {name}", data=held.parts[0].data))
 
-    def revoked(seconds, draft=idle):
+    def revoked(seconds, builder=idle):
         out, end = [], clock.now + seconds
         while clock.now < end:
             clock.now += 0.05
             for lease in leases:  # they wait, and so they keep them alive
-                part.producer.hear(LeaseEvent(lease, LeaseNews.BEAT))
-            plan = part.plan(draft)
+                part.producer.hear(LeaseEvent(lease, LeaseNews.HEARTBEAT))
+            plan = part.plan(builder)
             out += [] if plan is None else plan.revokes
         return out
 
@@ -415,7 +415,7 @@ class World:
         actions = (
             self.prefill, self.prefill, self.decode, self.decode, self.decode, self.producer_plans, self.producer_plans,
             self.fence, self.fence, self.consumer_plans, self.consumer_plans, self.copy, self.copy, self.copy,
-            self.copy, self.report, self.report, self.beat, self.notice, self.notice, self.time, self.abort, self.crash,
+            self.copy, self.report, self.report, self.heartbeat, self.notice, self.notice, self.time, self.abort, self.crash,
         )  # fmt: skip
         self.random.choice(actions)()
 
@@ -503,10 +503,10 @@ class World:
                 req = self.alive.pop(ready.request_id)
                 self.consumer.finish(req)
 
-    def beat(self):
+    def heartbeat(self):
         for lease in self.watched:
             if self.random.random() < 0.7:
-                self.notices.append((lease, LeaseNews.BEAT))
+                self.notices.append((lease, LeaseNews.HEARTBEAT))
 
     def notice(self):
         """One notice arrives, in any order; it may come again."""
@@ -515,7 +515,7 @@ class World:
             lease, news = self.notices[place]
             if self.random.random() < 0.9:
                 self.notices.pop(place)
-            if self.guard.tell((lease,), news) != (True,) and news is LeaseNews.BEAT:
+            if self.guard.tell((lease,), news) != (True,) and news is LeaseNews.HEARTBEAT:
                 self.consumer.lost(lease)
 
     def producer_plans(self):

@@ -13,7 +13,7 @@ import pytest
 
 from octavo.features.transfer.data import folder
 from octavo.features.transfer.data.folder import LEDGER, RESCAN_S, SharedFolder
-from octavo.features.transfer.data.health import REST_S, Health
+from octavo.features.transfer.data.health import REST_S, TierHealth
 from octavo.features.transfer.data.seal import HEADER, Seal
 from octavo.features.transfer.data.tier_file import FileTier
 
@@ -45,7 +45,7 @@ class Rig:
     def __init__(self, root, limit=None):
         self.now = 0.0
         clock = lambda: self.now  # noqa: E731
-        self.tier = FileTier(root, SEAL, Health(f"file://{root}", clock=clock), limit=limit, clock=clock)
+        self.tier = FileTier(root, SEAL, TierHealth(f"file://{root}", clock=clock), limit=limit, clock=clock)
 
     def write(self, *numbers):
         return self.tier.write(keys(*numbers), chunks(*numbers))

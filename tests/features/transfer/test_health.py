@@ -1,11 +1,11 @@
 """When a tier is left alone, and what the log hears of it (F39)."""
 
-from octavo.features.transfer.data.health import QUIET_S, REST_S, Health
+from octavo.features.transfer.data.health import QUIET_S, REST_S, TierHealth
 
 
 def made():
     now = [0.0]
-    return Health("KV tier file:///f", clock=lambda: now[0]), now
+    return TierHealth("KV tier file:///f", clock=lambda: now[0]), now
 
 
 def lines(caplog):

@@ -20,7 +20,7 @@ from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelC
 from octavo.engine.client import InprocClient
 from octavo.engine.startup import build_core
 from octavo.features.transfer.control import search
-from octavo.features.transfer.control.figures import METRICS
+from octavo.features.transfer.control.metrics import METRICS
 from octavo.features.transfer.data import agent
 from octavo.features.transfer.data.regions import HostView, RegionPlace
 from tests.support import checkpoints
@@ -197,7 +197,7 @@ def test_a_copied_model_finds_what_the_other_left(tmp_path):
 
 def test_the_start_says_what_a_hit_is_worth_and_the_first_lookup_knows_it(plain, monkeypatch):
     with LLM(model=str(checkpoints.tiny_llama()), **BASE, kv_tier=("host?size=4MiB",)) as llm:
-        (note,) = [note for note in llm._front.report.notes if note.startswith("KV tiers: a block of 16 tokens")]
+        (note,) = [note for note in llm._frontend.report.notes if note.startswith("KV tiers: a block of 16 tokens")]
     assert note.endswith("ms") and " and copied from the host in " in note
     monkeypatch.setattr(agent, "_measure", lambda *_: {"load_bytes_per_s": 1.0, "store_bytes_per_s": 1.0})
     texts, sources, stats = run(kv_tier=("host?size=4MiB",))
@@ -283,20 +283,20 @@ def test_a_request_is_asked_and_given_the_tiers_that_it_names_and_no_other(tmp_p
 def test_what_the_host_tier_holds_is_told_as_findable(tiers):
     """PDX-2, TIR-4: blocks that left the cache and are in host memory are told until they leave that, too."""
     with Engine(*tiers, kv_events=True) as engine:
-        told, wanted = set(), []
+        done, wanted = set(), []
 
         def hear(outputs):
             if (changes := getattr(outputs, "cache", None)) is not None:
-                told.clear() if changes.cleared else None
-                told.difference_update(changes.removed)
-                told.update(changes.stored)
+                done.clear() if changes.cleared else None
+                done.difference_update(changes.removed)
+                done.update(changes.stored)
 
         engine.hear = hear
         for number in (1, 2, 3):
             engine.ask(prompt(number))
-            wanted.append(set(told) - set().union(*wanted))
+            wanted.append(set(done) - set().union(*wanted))
         assert all(len(each) >= 10 for each in wanted)
-        assert (wanted[0] <= told) == bool(tiers)  # the cache holds 24 blocks, and each prompt took 12
+        assert (wanted[0] <= done) == bool(tiers)  # the cache holds 24 blocks, and each prompt took 12
 
 
 READER = """

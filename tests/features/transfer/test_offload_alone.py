@@ -7,7 +7,7 @@ import pytest
 
 from octavo.base.step import StepTimings
 from octavo.features.transfer.address import DEFAULT_TIMEOUT_S
-from octavo.features.transfer.control.chunks import Chunks
+from octavo.features.transfer.control.chunks import ChunkKeys
 from octavo.features.transfer.control.offload import Offload
 from octavo.features.transfer.control.polls import MOST_S, POLL_S, Polls
 from octavo.features.transfer.plan import JobReport, TierJobKind, TransferPlan, TransferReport
@@ -32,7 +32,7 @@ class Desk:
 
     def __init__(self, blocks=1, **rig):
         self.rig = Rig(**rig)
-        self.part = Offload(self.rig.stack, chunks=Chunks((SIZE,), SIZE, blocks), clock=lambda: self.rig.now)
+        self.part = Offload(self.rig.stack, chunks=ChunkKeys((SIZE,), SIZE, blocks), clock=lambda: self.rig.now)
         self.seq = 0
 
     def plan(self, rows=()):

@@ -15,11 +15,11 @@ import torch
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import FullAttentionSpec, SlidingWindowSpec
 from octavo.features.transfer.data import over_file, over_file_layers
-from octavo.features.transfer.data.peer_server import PeerDoor
+from octavo.features.transfer.data.peer_server import PeerListener
 from octavo.features.transfer.data.regions import layers_of, regions_of
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.transport import Place, Pull, find_transport
-from octavo.features.transfer.handover import Drop, LeaseNews, PullJob, Role, Save, Watch
+from octavo.features.transfer.disagg import LeaseDrop, LeaseNews, LeaseWatch, PullJob, Save, TransferRole
 from octavo.worker.memory import KVMemory, scratch_layout
 
 LEASE = "a1b2"
@@ -41,15 +41,17 @@ class Rig:
         )
         count = -(-num_tokens // block_size)
         self.blocks = tuple(tuple(range(1 + g * count, 1 + (g + 1) * count)) for g in range(len(self.layout.groups)))
-        self.giving = self.make(folder, Role.PRODUCER, self.there)[0]
-        self.taking = self.make(folder, Role.CONSUMER, self.here)[1]
+        self.producer = self.make(folder, TransferRole.PRODUCER, self.there)[0]
+        self.consumer = self.make(folder, TransferRole.CONSUMER, self.here)[1]
         self.reports = queue.SimpleQueue()
 
     def make(self, folder, role, memory):
         regions = regions_of(memory, "--kv-role")
         seal = Seal(IDENTITY, [region.chunk_bytes for region in regions])
         layers = layers_of(memory) if self.by_layer else ()
-        place = Place(role=role, address=str(folder), regions=regions, seal=seal, door=PeerDoor(None), layers=layers)
+        place = Place(
+            role=role, address=str(folder), regions=regions, seal=seal, listener=PeerListener(None), layers=layers
+        )
         return find_transport("file:///x", by_layer=self.by_layer)(place)
 
     def save(self, begin, end):
@@ -58,14 +60,14 @@ class Rig:
         first, last = begin // size, -(-end // size) if end == self.num_tokens else end // size
         places = tuple(tuple(range(first, last)) for _ in self.blocks)
         blocks = tuple(row[first:last] for row in self.blocks)
-        self.giving.begin_saves((Save(lease=LEASE, places=places, blocks=blocks),))
+        self.producer.begin_saves((Save(lease=LEASE, places=places, blocks=blocks),))
         for layer in range(len(self.layout.places)):
-            self.giving.save_layer(layer)
-        self.giving.wait_for_save()
+            self.producer.save_layer(layer)
+        self.producer.wait_for_save()
 
     def grant(self):
-        self.giving.open(LEASE, self.blocks)
-        return news(self.giving, LEASE)
+        self.producer.open(LEASE, self.blocks)
+        return news(self.producer, LEASE)
 
     def pull(self, *, in_step):
         places = tuple(tuple(range(len(row))) for row in self.blocks)
@@ -79,12 +81,12 @@ class Rig:
     def load(self, *, in_step=True):
         """What the consumer's report says, after a step, or beside the steps."""
         if not in_step:
-            self.taking.pull(self.pull(in_step=False))
+            self.consumer.pull(self.pull(in_step=False))
             return self.reports.get(timeout=20)
-        self.taking.begin_loads([self.pull(in_step=True)])
+        self.consumer.begin_loads([self.pull(in_step=True)])
         for layer in range(len(self.layout.places)):
-            self.taking.wait_for_layer(layer)
-        self.taking.end_loads()
+            self.consumer.wait_for_layer(layer)
+        self.consumer.end_loads()
         return self.reports.get_nowait()
 
     def content(self, memory, group, block):
@@ -103,8 +105,8 @@ class Rig:
         assert at == len(good)
 
     def stop(self):
-        self.taking.stop()
-        self.giving.stop()
+        self.consumer.stop()
+        self.producer.stop()
 
 
 def news(end, lease, timeout_s=20.0):
@@ -144,8 +146,8 @@ def test_each_layer_is_written_in_its_step_and_read_before_it_is_needed(rig, tmp
         rig.layout.groups[p.group].spec.page_bytes * len(rig.blocks[p.group]) for p in rig.layout.places
     )
     rig.check(report.good)
-    rig.taking.drop(Drop(lease=LEASE, done=True))
-    rig.taking.stop()
+    rig.consumer.drop(LeaseDrop(lease=LEASE, done=True))
+    rig.consumer.stop()
     assert not list(tmp_path.glob("*/*"))
 
 
@@ -204,9 +206,9 @@ def test_a_folder_that_cannot_be_written_to_holds_up_no_step(rig, tmp_path, capl
 
 def test_a_prompt_whose_beginning_was_swept_away_is_whole_all_the_same(rig, tmp_path):
     rig.save(0, 64)
-    rig.giving.forget("another")
-    rig.giving.close("another")  # behind what was saved
-    news(rig.giving, "another")
+    rig.producer.forget("another")
+    rig.producer.close("another")  # behind what was saved
+    news(rig.producer, "another")
     shutil.rmtree(next(tmp_path.glob("*/*.part")))
     rig.save(64, 70)
     rig.grant()
@@ -215,9 +217,9 @@ def test_a_prompt_whose_beginning_was_swept_away_is_whole_all_the_same(rig, tmp_
 
 def test_a_prompt_that_is_not_kept_leaves_nothing(rig, tmp_path):
     rig.save(0, 64)
-    rig.giving.forget(LEASE)
-    rig.giving.close(LEASE)
-    assert news(rig.giving, LEASE) is LeaseNews.CLOSED
+    rig.producer.forget(LEASE)
+    rig.producer.close(LEASE)
+    assert news(rig.producer, LEASE) is LeaseNews.CLOSED
     assert not list(tmp_path.glob("*/*"))
 
 
@@ -261,23 +263,23 @@ def test_a_layer_that_never_comes_holds_up_a_step_for_a_bounded_time_and_is_neve
     writer = threading.Thread(target=write)
     writer.start()
     writer.join(10)
-    rig.taking._team.submit(lambda: None).result(10)
+    rig.consumer._team.submit(lambda: None).result(10)
     assert torch.equal(rig.here.buffer, before)
-    rig.taking.watch(Watch(lease=LEASE, address="file:///x", lease_s=30))
+    rig.consumer.watch(LeaseWatch(lease=LEASE, address="file:///x", lease_s=30))
     time.sleep(0.1)
-    assert rig.taking.news() == (), "no step waits for this folder now"
+    assert rig.consumer.news() == (), "no step waits for this folder now"
 
 
 def test_a_consumer_hears_when_a_prompt_is_there_or_does_not_come(rig, monkeypatch):
-    rig.taking.watch(Watch(lease=LEASE, address="file:///x", lease_s=30))
-    assert rig.taking.news() == ()
+    rig.consumer.watch(LeaseWatch(lease=LEASE, address="file:///x", lease_s=30))
+    assert rig.consumer.news() == ()
     rig.save(0, 70)
-    assert rig.taking.news() == (), "a prompt that is still written is not there"
+    assert rig.consumer.news() == (), "a prompt that is still written is not there"
     rig.grant()
-    assert news(rig.taking, LEASE) is LeaseNews.THERE
+    assert news(rig.consumer, LEASE) is LeaseNews.THERE
     monkeypatch.setattr(over_file_layers, "WAIT_S", 0.1)
-    rig.taking.watch(Watch(lease="never", address="file:///x", lease_s=30))
-    assert news(rig.taking, "never") is LeaseNews.LOST
+    rig.consumer.watch(LeaseWatch(lease="never", address="file:///x", lease_s=30))
+    assert news(rig.consumer, "never") is LeaseNews.LOST
 
 
 def test_only_transports_that_can_hand_layers_over_are_taken(tmp_path):

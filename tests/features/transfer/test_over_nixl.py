@@ -1,6 +1,6 @@
 """A hand-over over NIXL where NIXL itself goes wrong: an agent that does as it is told (PDX-9).
 
-What it does when all is well is tested with the real package in `tests/e2e/test_handover.py`.
+What it does when all is well is tested with the real package in `tests/e2e/test_disagg.py`.
 """
 
 import queue
@@ -13,13 +13,13 @@ from octavo.base.errors import ConfigError
 from octavo.features.transfer.data import one_sided, over_nixl, session
 from octavo.features.transfer.data.guard import LeaseGuard
 from octavo.features.transfer.data.one_sided import FarMemory
-from octavo.features.transfer.data.over_nixl import NixlFetch, NixlGiver
-from octavo.features.transfer.data.over_tcp import LeaseGiver
+from octavo.features.transfer.data.over_nixl import NixlFetch, NixlProducerTransport
+from octavo.features.transfer.data.over_tcp import TcpProducerTransport
 from octavo.features.transfer.data.peer_server import PeerServer
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.session import Sessions
 from octavo.features.transfer.data.transport import Pull
-from octavo.features.transfer.handover import PullJob, Watch
+from octavo.features.transfer.disagg import LeaseWatch, PullJob
 from tests.support.fake_nixl import Agent
 
 SEAL = Seal({"model": "ours"}, [4096])
@@ -39,13 +39,13 @@ class Rig:
     def __init__(self, agent):
         self.guard = LeaseGuard(0.2)
         regions = [Spans()]
-        self.giver = NixlGiver(self.guard, regions, agent)
-        self.server = PeerServer("127.0.0.1", 0, SEAL, [LeaseGiver(self.guard, regions, SEAL), self.giver])
+        self.giver = NixlProducerTransport(self.guard, regions, agent)
+        self.server = PeerServer("127.0.0.1", 0, SEAL, [TcpProducerTransport(self.guard, regions, SEAL), self.giver])
         self.sessions = Sessions(SEAL, NixlFetch(regions, FarMemory(agent, 4096)))
         self.done = queue.SimpleQueue()
         self.blocks = {}
         self.guard.open("l", ((5, 6),))
-        self.sessions.watch(Watch(lease="l", address=f"nixl://127.0.0.1:{self.server.port}", lease_s=30.0))
+        self.sessions.watch(LeaseWatch(lease="l", address=f"nixl://127.0.0.1:{self.server.port}", lease_s=30.0))
 
     def pull(self):
         job = PullJob(job=1, lease="l", places=((0, 1),), blocks=((1, 2),))

@@ -20,11 +20,11 @@ from octavo import LLM
 from octavo.base.errors import ConfigError
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.data import one_sided, tier_peer
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.ledger import RowLedger
 from octavo.features.transfer.data.one_sided import FarMemory
 from octavo.features.transfer.data.peer_rows import RowPointer
-from octavo.features.transfer.data.peer_server import PeerServer, RowGiver
+from octavo.features.transfer.data.peer_server import PeerServer, RowService
 from octavo.features.transfer.data.regions import HostRegion
 from octavo.features.transfer.data.seal import Seal
 from tests.features.transfer.test_offload import BASE, GREEDY, TURNS, run
@@ -53,8 +53,8 @@ class Rig:
         self.host = HostRegion(rows, -(-max(lengths) // 64) * 64)
         self.ledger = RowLedger(self.host)
         self.pointer = RowPointer(self.ledger, self.host)
-        self.server = PeerServer("127.0.0.1", 0, self.seal, [RowGiver(self.ledger, self.seal), self.pointer])
-        self.health = Health("a peer", rest_s=0.0)
+        self.server = PeerServer("127.0.0.1", 0, self.seal, [RowService(self.ledger, self.seal), self.pointer])
+        self.health = TierHealth("a peer", rest_s=0.0)
         far = None if agent is None else FarMemory(agent, max(lengths))
         seal = Seal(identity, lengths)
         self.tier = tier_peer.PeerTier("127.0.0.1", self.server.port, seal, self.health, far)
@@ -290,7 +290,9 @@ def test_a_peer_that_freezes_in_the_middle_writes_nothing_when_it_wakes_and_one_
     code = READ.format(root=os.getcwd())
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        tier = tier_peer.PeerTier("127.0.0.1", int(other.stdout.readline()), seal, Health("a peer", rest_s=0.0), far)
+        tier = tier_peer.PeerTier(
+            "127.0.0.1", int(other.stdout.readline()), seal, TierHealth("a peer", rest_s=0.0), far
+        )
         keys = [key(n) for n in range(1, 33)]
         rows = [np.zeros(3_000_000, dtype=np.uint8) for _ in keys]
         end = time.monotonic() + 60
@@ -384,6 +386,6 @@ def test_addresses_say_what_is_wrong(monkeypatch):
         r"--kv-tier peer://.*transport=nixl needs the package nixl: .*pip install .*nixl.*; or leave out transport=nixl"
     )
     with pytest.raises(ConfigError, match=want):
-        tier_peer.make(address, Seal(IDENTITY, LENGTHS), Health("a peer"))
+        tier_peer.make(address, Seal(IDENTITY, LENGTHS), TierHealth("a peer"))
     with pytest.raises(ConfigError, match=want):
         LLM(model=str(checkpoints.tiny_llama()), **BASE, kv_tier=("host?size=4MiB", address.text))

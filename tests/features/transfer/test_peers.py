@@ -17,9 +17,9 @@ from octavo.base.errors import ConfigError
 from octavo.features.transfer import wire
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.data import peer_server, tier_peer
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.ledger import RowLedger
-from octavo.features.transfer.data.peer_server import PeerServer, RowGiver
+from octavo.features.transfer.data.peer_server import PeerServer, RowService
 from octavo.features.transfer.data.regions import HostRegion
 from octavo.features.transfer.data.seal import HEADER, Seal
 from tests.features.transfer.test_offload import BASE, GREEDY, TURNS, run
@@ -54,7 +54,7 @@ class Side:
         self.host = HostRegion(rows, LENGTH + 40)
         self.ledger = RowLedger(self.host)
         seal = Seal(identity, [LENGTH])
-        self.server = PeerServer("127.0.0.1", port, seal, [RowGiver(self.ledger, seal)])
+        self.server = PeerServer("127.0.0.1", port, seal, [RowService(self.ledger, seal)])
 
     def put(self, row, number):
         self.ledger.begin(row)
@@ -69,7 +69,7 @@ class Reader:
         self.now = 0.0
         READERS.append(self)
         self.tier = tier_peer.PeerTier(
-            "127.0.0.1", port, Seal(identity, [LENGTH]), Health("a peer", clock=lambda: self.now)
+            "127.0.0.1", port, Seal(identity, [LENGTH]), TierHealth("a peer", clock=lambda: self.now)
         )
 
     def read(self, *numbers):
@@ -232,9 +232,9 @@ def test_a_peer_that_answers_nonsense_is_a_miss(monkeypatch):
     welcome = frame(wire.Welcome())
     with answering(
         b"HTTP/1.1 400 Bad\r\n" * 9,
-        welcome + frame(wire.Found((True, True))),
-        welcome + frame(wire.Chunks((5,))),
-        welcome + frame(wire.Chunks((HEADER.size + 64 + 36 + LENGTH,))) + b"x" * 100,
+        welcome + frame(wire.FoundKeys((True, True))),
+        welcome + frame(wire.ChunkSizes((5,))),
+        welcome + frame(wire.ChunkSizes((HEADER.size + 64 + 36 + LENGTH,))) + b"x" * 100,
         welcome + frame(wire.Welcome()),
         b"",
     ) as listener:

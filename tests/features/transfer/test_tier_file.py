@@ -10,7 +10,7 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.features.transfer.data.folder import FRESH_S, RESCAN_S
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.seal import HEADER, Seal
 from octavo.features.transfer.data.tier_file import FileTier
 
@@ -31,7 +31,7 @@ def chunk(number, length=LENGTH):
 
 
 def tier(folder, limit=None, identity=IDENTITY, lengths=(LENGTH, 300), clock=lambda: 0.0):
-    return FileTier(folder, Seal(identity, lengths), Health("files", clock=clock), limit=limit, clock=clock)
+    return FileTier(folder, Seal(identity, lengths), TierHealth("files", clock=clock), limit=limit, clock=clock)
 
 
 def read(made, *keys):

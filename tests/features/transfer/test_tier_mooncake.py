@@ -17,7 +17,7 @@ from octavo.config.transfer import TransferConfig
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.control import search
 from octavo.features.transfer.data import agent, tier_mooncake
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.seal import Seal
 from tests.features.transfer.test_offload import BASE, GREEDY, TURNS, run
 from tests.support import checkpoints
@@ -47,7 +47,7 @@ class Rig:
     def __init__(self, address=ANYWHERE, identity=IDENTITY):
         self.now = 0.0
         self.tier = tier_mooncake.make(
-            parse_tier(address), Seal(identity, [LENGTH]), Health("mooncake", clock=lambda: self.now)
+            parse_tier(address), Seal(identity, [LENGTH]), TierHealth("mooncake", clock=lambda: self.now)
         )
 
     def __enter__(self):
@@ -189,7 +189,7 @@ def test_pdx_11_threads_share_a_client_that_is_killed_again_and_again(fake):
     counts = [0] * 4
 
     def work(number):
-        tier = tier_mooncake.make(parse_tier(ANYWHERE), seal, Health("mooncake", rest_s=0.01), store)
+        tier = tier_mooncake.make(parse_tier(ANYWHERE), seal, TierHealth("mooncake", rest_s=0.01), store)
         try:
             while not done.is_set():
                 tier.write([key(number)], [chunk(number)])

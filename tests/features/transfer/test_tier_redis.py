@@ -12,7 +12,7 @@ import pytest
 from octavo.base.errors import ConfigError
 from octavo.config.transfer import TransferConfig
 from octavo.features.transfer.address import parse_tier
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.seal import Seal
 from tests.features.transfer.test_offload import TURNS, run
 from tests.support.redis_server import SERVER
@@ -42,7 +42,7 @@ class Rig:
     def __init__(self, address, identity=IDENTITY):
         self.now = 0.0
         self.tier = tier_redis.make(
-            parse_tier(address), Seal(identity, [LENGTH]), Health("redis", clock=lambda: self.now)
+            parse_tier(address), Seal(identity, [LENGTH]), TierHealth("redis", clock=lambda: self.now)
         )
 
     def write(self, *numbers):

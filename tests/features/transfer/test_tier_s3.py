@@ -18,7 +18,7 @@ from octavo.base.errors import ConfigError
 from octavo.config.transfer import TransferConfig
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.control import pressure
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.seal import Seal
 from tests.features.transfer.test_offload import TURNS, run
 
@@ -141,7 +141,9 @@ class Rig:
 
     def __init__(self, address, identity=IDENTITY):
         self.now = 0.0
-        self.tier = tier_s3.make(parse_tier(address), Seal(identity, [LENGTH]), Health("s3", clock=lambda: self.now))
+        self.tier = tier_s3.make(
+            parse_tier(address), Seal(identity, [LENGTH]), TierHealth("s3", clock=lambda: self.now)
+        )
 
     def __enter__(self):
         return self

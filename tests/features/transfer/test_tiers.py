@@ -1,6 +1,6 @@
 """The manager of the tiers: its rules one by one (TIR-10 .. TIR-22)."""
 
-from octavo.features.transfer.control.search import Found, Lookup
+from octavo.features.transfer.control.search import ChunkState, PrefixLookup
 from octavo.features.transfer.plan import JobReport, TierJobKind
 from tests.support.tier_rig import Rig, keys
 
@@ -10,11 +10,11 @@ FIND, READ, WRITE = TierJobKind.FIND, TierJobKind.READ, TierJobKind.WRITE
 def test_what_was_stored_is_found_and_loaded():
     rig = Rig(tiers=())
     rig.stack.open("a")
-    assert rig.stack.lookup("a", keys("xy")) == Lookup(0, Found.MISS)
+    assert rig.stack.lookup("a", keys("xy")) == PrefixLookup(0, ChunkState.MISS)
     assert rig.store("a", keys("xy")) == list(keys("xy"))
     rig.stack.close("a")
     rig.stack.open("b")
-    assert rig.stack.lookup("b", keys("xyz")) == Lookup(2, Found.MISS)
+    assert rig.stack.lookup("b", keys("xyz")) == PrefixLookup(2, ChunkState.MISS)
     loads = rig.stack.begin_load(keys("xy"))
     assert rig.stack.sources("b", keys("xy")) == ("host", "host") and all(chunk.pins == 1 for chunk in loads)
     rig.stack.end_load(loads)
@@ -27,10 +27,10 @@ def test_a_chunk_that_is_being_stored_is_pending_and_no_hit():
     rig.stack.open("a")
     rig.stack.open("b")
     (chunk,) = rig.stack.begin_store("a", keys("x"))
-    assert rig.stack.lookup("b", keys("x")) == Lookup(0, Found.PENDING)
+    assert rig.stack.lookup("b", keys("x")) == PrefixLookup(0, ChunkState.PENDING)
     assert rig.stack.has_pending_work
     rig.stack.end_store("a", chunk, False)
-    assert rig.stack.lookup("b", keys("x")) == Lookup(0, Found.MISS)
+    assert rig.stack.lookup("b", keys("x")) == PrefixLookup(0, ChunkState.MISS)
 
 
 def test_a_stored_chunk_goes_to_every_tier_and_stays_until_each_has_it():
@@ -48,18 +48,18 @@ def test_a_stored_chunk_goes_to_every_tier_and_stays_until_each_has_it():
 def test_a_prefix_is_asked_for_and_promoted_in_one_batch_each():
     rig = Rig()
     rig.stack.open("a")
-    assert rig.stack.lookup("a", keys("xyz")) == Lookup(0, Found.RETRY)
+    assert rig.stack.lookup("a", keys("xyz")) == PrefixLookup(0, ChunkState.RETRY)
     (find,) = rig.jobs(FIND)
     assert find.keys == keys("xyz")
-    assert rig.stack.lookup("a", keys("xyz")) == Lookup(0, Found.RETRY)
+    assert rig.stack.lookup("a", keys("xyz")) == PrefixLookup(0, ChunkState.RETRY)
     rig.jobs()  # asked once
     rig.stack.absorb(JobReport(job=find.job, good=(True, True, False)))
-    assert rig.stack.lookup("a", keys("xyz")) == Lookup(0, Found.PENDING)
-    assert rig.stack.lookup("a", keys("xyz")) == Lookup(0, Found.PENDING)
+    assert rig.stack.lookup("a", keys("xyz")) == PrefixLookup(0, ChunkState.PENDING)
+    assert rig.stack.lookup("a", keys("xyz")) == PrefixLookup(0, ChunkState.PENDING)
     (read,) = rig.jobs(READ)
     assert read.keys == keys("xy") and len(set(read.rows)) == 2
     rig.answer(read)
-    assert rig.stack.lookup("a", keys("xyz")) == Lookup(2, Found.MISS)
+    assert rig.stack.lookup("a", keys("xyz")) == PrefixLookup(2, ChunkState.MISS)
     assert rig.stack.sources("a", keys("xy")) == ("file", "file") and len(rig.stack.begin_load(keys("xy"))) == 2
 
 
@@ -67,13 +67,13 @@ def test_two_requests_that_want_the_same_start_one_promotion():
     rig = Rig()
     for name in "ab":
         rig.stack.open(name)
-        assert rig.stack.lookup(name, keys("x")).state is Found.RETRY
+        assert rig.stack.lookup(name, keys("x")).state is ChunkState.RETRY
     (find,) = rig.jobs(FIND)
     rig.answer(find)
-    assert [rig.stack.lookup(name, keys("x")).state for name in "ab"] == [Found.PENDING] * 2
+    assert [rig.stack.lookup(name, keys("x")).state for name in "ab"] == [ChunkState.PENDING] * 2
     (read,) = rig.jobs(READ)
     rig.answer(read)
-    assert [rig.stack.lookup(name, keys("x")) for name in "ab"] == [Lookup(1, Found.HIT)] * 2
+    assert [rig.stack.lookup(name, keys("x")) for name in "ab"] == [PrefixLookup(1, ChunkState.HIT)] * 2
     assert rig.stack.sources("a", keys("x")) == ("file",) and rig.stack.sources("b", keys("x")) == ("host",)
 
 
@@ -82,15 +82,15 @@ def test_all_tiers_are_asked_at_once_and_only_those_that_the_request_may_use():
     rig = Rig(tiers=("disk", "far"))
     rig.stack.open("a")
     rig.stack.open("b", only=("far",))
-    assert rig.stack.lookup("b", keys("y")).state is Found.RETRY
-    assert rig.stack.lookup("a", keys("x")).state is Found.RETRY
+    assert rig.stack.lookup("b", keys("y")).state is ChunkState.RETRY
+    assert rig.stack.lookup("a", keys("x")).state is ChunkState.RETRY
     first, second = rig.jobs(FIND, FIND)
     assert (first.tier, first.keys) == (0, keys("x")) and (second.tier, second.keys) == (1, keys("yx"))
     rig.answer(second, good=False)
-    assert rig.stack.lookup("b", keys("y")) == Lookup(0, Found.MISS)  # nobody else may have it
-    assert rig.stack.lookup("a", keys("x")).state is Found.RETRY
+    assert rig.stack.lookup("b", keys("y")) == PrefixLookup(0, ChunkState.MISS)  # nobody else may have it
+    assert rig.stack.lookup("a", keys("x")).state is ChunkState.RETRY
     rig.answer(first, good=False)
-    assert rig.stack.lookup("a", keys("x")) == Lookup(0, Found.MISS)
+    assert rig.stack.lookup("a", keys("x")) == PrefixLookup(0, ChunkState.MISS)
     rig.jobs()
 
 
@@ -99,15 +99,15 @@ def test_of_two_tiers_that_have_a_chunk_the_first_gives_it_and_the_second_if_tha
     rig.stack.open("a")
     rig.stack.lookup("a", keys("x"))
     rig.answer(*rig.jobs(FIND, FIND))
-    assert rig.stack.lookup("a", keys("x")).state is Found.PENDING
+    assert rig.stack.lookup("a", keys("x")).state is ChunkState.PENDING
     (read,) = rig.jobs(READ)
     assert read.tier == 0
     rig.answer(read, good=False)
-    assert rig.stack.lookup("a", keys("x")).state is Found.PENDING
+    assert rig.stack.lookup("a", keys("x")).state is ChunkState.PENDING
     (read,) = rig.jobs(READ)
     assert read.tier == 1
     rig.answer(read)
-    assert rig.stack.lookup("a", keys("x")) == Lookup(1, Found.HIT)
+    assert rig.stack.lookup("a", keys("x")) == PrefixLookup(1, ChunkState.HIT)
 
 
 def test_tiers_are_named_by_address_medium_or_locality():
@@ -127,7 +127,7 @@ def test_a_failed_promotion_is_a_miss_and_is_not_tried_again():
     rig.stack.lookup("a", keys("xy"))
     (read,) = rig.jobs(READ)
     rig.stack.absorb(JobReport(job=read.job, good=(True, False)))
-    assert rig.stack.lookup("a", keys("xy")) == Lookup(1, Found.MISS)
+    assert rig.stack.lookup("a", keys("xy")) == PrefixLookup(1, ChunkState.MISS)
     rig.jobs()
     assert rig.stack.stats()["disk.failed_reads"] == 1
 
@@ -140,7 +140,7 @@ def test_a_full_primary_makes_a_miss_and_no_endless_retry():
     rig.stack.open("b")
     rig.stack.lookup("b", keys("x"))
     rig.answer(*rig.jobs(FIND))
-    assert rig.stack.lookup("b", keys("x")) == Lookup(0, Found.MISS)
+    assert rig.stack.lookup("b", keys("x")) == PrefixLookup(0, ChunkState.MISS)
     assert rig.stack.stats()["host.no_room"] == 1
     rig.answer(write)
 
@@ -151,24 +151,24 @@ def test_a_promotion_never_pushes_out_the_beginning_of_its_own_prefix():
     rig.store("a", keys("xy"))
     rig.answer(*rig.jobs(WRITE))
     rig.stack.open("b")
-    assert rig.stack.lookup("b", keys("xyz")).state is Found.RETRY
+    assert rig.stack.lookup("b", keys("xyz")).state is ChunkState.RETRY
     rig.answer(*rig.jobs(FIND))
-    assert rig.stack.lookup("b", keys("xyz")) == Lookup(2, Found.MISS)
+    assert rig.stack.lookup("b", keys("xyz")) == PrefixLookup(2, ChunkState.MISS)
     assert len(rig.stack.begin_load(keys("xy"))) == 2
 
 
 def test_a_tier_that_does_not_answer_is_a_miss_after_a_while_for_all_that_ask():
     rig = Rig(patience_s=2.0)
     rig.stack.open("a")
-    assert rig.stack.lookup("a", keys("x")).state is Found.RETRY
+    assert rig.stack.lookup("a", keys("x")).state is ChunkState.RETRY
     (find,) = rig.jobs(FIND)
     rig.now = 2.5
-    assert rig.stack.lookup("a", keys("x")).state is Found.MISS
+    assert rig.stack.lookup("a", keys("x")).state is ChunkState.MISS
     rig.stack.open("b")
-    assert rig.stack.lookup("b", keys("x")).state is Found.MISS  # it is not waited for twice
+    assert rig.stack.lookup("b", keys("x")).state is ChunkState.MISS  # it is not waited for twice
     rig.answer(find)  # late
     rig.stack.open("c")
-    assert rig.stack.lookup("c", keys("x")).state is Found.RETRY
+    assert rig.stack.lookup("c", keys("x")).state is ChunkState.RETRY
 
 
 def test_a_promotion_that_takes_too_long_is_a_miss_and_its_row_is_safe():
@@ -179,7 +179,7 @@ def test_a_promotion_that_takes_too_long_is_a_miss_and_its_row_is_safe():
     rig.stack.lookup("a", keys("x"))
     (read,) = rig.jobs(READ)
     rig.now = 3.0
-    assert rig.stack.lookup("a", keys("x")).state is Found.MISS
+    assert rig.stack.lookup("a", keys("x")).state is ChunkState.MISS
     assert rig.store("a", keys("y")) == []  # the tier may still write there
     rig.answer(read)
     assert rig.store("a", keys("y")) == [b"y"]
@@ -260,7 +260,7 @@ def test_a_report_of_another_length_counts_as_failed():
     rig.stack.lookup("a", keys("xy"))
     (find,) = rig.jobs(FIND)
     rig.stack.absorb(JobReport(job=find.job, good=(True,)))
-    assert rig.stack.lookup("a", keys("xy")).state is Found.MISS
+    assert rig.stack.lookup("a", keys("xy")).state is ChunkState.MISS
 
 
 def test_a_slow_tier_gets_fewer_stores():
@@ -283,18 +283,22 @@ def test_what_is_faster_to_compute_is_not_read_but_tried_now_and_then():
     (read,) = rig.jobs(READ)
     rig.stack.absorb(JobReport(job=read.job, good=(True,), num_bytes=1 << 20, seconds=0.5))  # 2 MiB a second
     rig.stack.open("b")
-    assert rig.stack.lookup("b", keys("xy"), compute_s=0.1) == Lookup(1, Found.MISS)  # what is in the host is used
+    assert rig.stack.lookup("b", keys("xy"), compute_s=0.1) == PrefixLookup(
+        1, ChunkState.MISS
+    )  # what is in the host is used
     rig.jobs()
     rig.stack.open("c")
-    assert rig.stack.lookup("c", keys("xy"), compute_s=1.0).state is Found.RETRY
+    assert rig.stack.lookup("c", keys("xy"), compute_s=1.0).state is ChunkState.RETRY
     rig.jobs(FIND)
     waits = []
     for i in range(130):
         rig.stack.open(f"r{i}")
-        waits.append(rig.stack.lookup(f"r{i}", (b"%d" % i,), compute_s=0.1).state is Found.RETRY)
+        waits.append(rig.stack.lookup(f"r{i}", (b"%d" % i,), compute_s=0.1).state is ChunkState.RETRY)
     assert sum(waits) == 2 and rig.stack.stats()["disk.not_worth"] == 131
     tried = waits.index(True)
-    assert rig.stack.lookup(f"r{tried}", (b"%d" % tried,), compute_s=0.1).state is Found.RETRY  # until it is answered
+    assert (
+        rig.stack.lookup(f"r{tried}", (b"%d" % tried,), compute_s=0.1).state is ChunkState.RETRY
+    )  # until it is answered
 
 
 def test_a_reset_forgets_all_but_waits_for_whoever_is_at_a_row():
@@ -305,7 +309,7 @@ def test_a_reset_forgets_all_but_waits_for_whoever_is_at_a_row():
     (chunk,) = rig.stack.begin_store("a", keys("y"))
     assert rig.stack.reset() is False  # the disk still has what it had
     rig.stack.check()
-    assert rig.stack.lookup("a", keys("x")).state is Found.RETRY
+    assert rig.stack.lookup("a", keys("x")).state is ChunkState.RETRY
     assert len(rig.store("a", keys("pqr"))) == 1  # two rows are in use
     rig.stack.end_store("a", chunk, True)
     rig.answer(write)

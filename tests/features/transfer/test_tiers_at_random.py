@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from octavo.features.transfer.address import DEFAULT_TIMEOUT_S
-from octavo.features.transfer.control.search import A_STEP, Found
+from octavo.features.transfer.control.search import A_STEP, ChunkState
 from octavo.features.transfer.plan import JobReport, TierJobKind
 from tests.support.tier_rig import Rig
 
@@ -104,8 +104,8 @@ class Simulation:
     def look_up(self, req):
         compute_s = self.chance.choice([0.0, 0.05])
         found = self.stack.lookup(req.name, req.keys, compute_s)
-        assert (found.state is Found.HIT) == (found.num_ready == len(req.keys))
-        if found.state in (Found.RETRY, Found.PENDING):
+        assert (found.state is ChunkState.HIT) == (found.num_ready == len(req.keys))
+        if found.state in (ChunkState.RETRY, ChunkState.PENDING):
             req.waited = self.rig.now if req.waited is None else req.waited
             self.longest_wait = max(self.longest_wait, self.rig.now - req.waited)
         else:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from octavo.base.errors import ClientError
-from octavo.features.transfer.handover import Hint
+from octavo.features.transfer.disagg import Hint
 from octavo.features.transfer.wishes import check_params, tier_wishes
 
 TIERS = ("host?size=1MiB", "file:///tmp/octavo-kv?size=2MiB")

@@ -22,7 +22,7 @@ KV_ROOM = 1.25  # engines round up to blocks and keep some free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelShape:
     """The sizes of a decoder that decide what a step must read and compute. Sizes in values, not bytes."""
 
     num_layers: int
@@ -51,17 +51,17 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Checkpoint:
     """One checkpoint in the forms that peers read: a Hugging Face folder, and a GGUF file for each width."""
 
     name: str
     folder: Path
     gguf: Mapping[str, Path]  # width -> file
-    shape: Shape
+    shape: ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class ServerNeed:
     """What one server must hold: `slots` requests at once, each of up to `tokens_per_slot` tokens.
 
     `shared_tokens` of them are the same in all requests; they still count in `tokens_per_slot`.
@@ -71,7 +71,7 @@ class Need:
     tokens_per_slot: int
     shared_tokens: int = 0
 
-    def kv_bytes(self, shape: Shape) -> int:
+    def kv_bytes(self, shape: ModelShape) -> int:
         """KV memory that holds all slots full, with room for rounding, in whole MiB."""
         exact = self.slots * self.tokens_per_slot * shape.kv_bytes_per_token
         return -(-int(exact * KV_ROOM) // 2**20) * 2**20
@@ -102,13 +102,13 @@ class Peer(Protocol):
     def available(self) -> str | None:
         """None, or why it cannot run on this machine and what to do about it."""
 
-    def files(self, model: Model, width: str) -> tuple[Path, ...]:
+    def files(self, model: Checkpoint, width: str) -> tuple[Path, ...]:
         """The files it reads for this model at this width; without one of them it cannot run it."""
 
     def version_command(self) -> tuple[str, ...]:
         """A command whose output tells the version."""
 
-    def launch(self, model: Model, width: str, need: Need, port: int) -> Launch:
+    def launch(self, model: Checkpoint, width: str, need: ServerNeed, port: int) -> Launch:
         """How to start it for this need."""
 
 
@@ -117,7 +117,7 @@ def folder_files(folder: Path) -> tuple[Path, ...]:
     return (folder / "config.json", folder / "tokenizer.json", *sorted(folder.glob("*.safetensors")))
 
 
-def lacking(peer: Peer, model: Model, width: str) -> str | None:
+def lacking(peer: Peer, model: Checkpoint, width: str) -> str | None:
     """None, or why the peer cannot run this model at this width."""
     if width not in peer.widths:
         return f"{peer.name} has no {width}"
@@ -125,13 +125,13 @@ def lacking(peer: Peer, model: Model, width: str) -> str | None:
     return f"{missing[0]} is missing; scripts/peers/ makes it" if missing else None
 
 
-def read_shape(folder: Path) -> Shape:
+def read_shape(folder: Path) -> ModelShape:
     """The shape from a folder's `config.json`; raises `ConfigError` when it cannot be read."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-        return Shape(
+        return ModelShape(
             num_layers=int(config["num_hidden_layers"]),
             hidden_size=hidden,
             intermediate_size=int(config["intermediate_size"]),

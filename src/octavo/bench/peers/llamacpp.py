@@ -9,7 +9,7 @@ Does not know: the others.
 import os
 from pathlib import Path
 
-from octavo.bench.peers.api import WIDTHS, Launch, Model, Need
+from octavo.bench.peers.api import WIDTHS, Checkpoint, Launch, ServerNeed
 
 
 class LlamaCppPeer:
@@ -27,7 +27,7 @@ class LlamaCppPeer:
         """The built server."""
         return None if self._server.exists() else f"{self._server} is missing; scripts/peers/setup.sh builds it"
 
-    def files(self, model: Model, width: str) -> tuple[Path, ...]:
+    def files(self, model: Checkpoint, width: str) -> tuple[Path, ...]:
         """The GGUF file of this width."""
         return (model.gguf[width],)
 
@@ -35,7 +35,7 @@ class LlamaCppPeer:
         """It prints build number and compiler."""
         return (str(self._server), "--version")
 
-    def launch(self, model: Model, width: str, need: Need, port: int) -> Launch:
+    def launch(self, model: Checkpoint, width: str, need: ServerNeed, port: int) -> Launch:
         """A context of all slots together; each has an equal part."""
         threads = str(len(os.sched_getaffinity(0)))
         command = (

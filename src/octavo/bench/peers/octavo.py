@@ -7,7 +7,7 @@ Does not know: the others.
 from pathlib import Path
 
 from octavo.base.interpreter import module_command
-from octavo.bench.peers.api import WIDTHS, Launch, Model, Need, folder_files
+from octavo.bench.peers.api import WIDTHS, Checkpoint, Launch, ServerNeed, folder_files
 
 SCHEMES = {"int8": "int8_per_channel", "int4": "int4_group"}
 
@@ -23,7 +23,7 @@ class OctavoPeer:
         """Always there."""
         return None
 
-    def files(self, model: Model, width: str) -> tuple[Path, ...]:
+    def files(self, model: Checkpoint, width: str) -> tuple[Path, ...]:
         """The folder, for every width: weights are quantized while they are read."""
         return folder_files(model.folder)
 
@@ -31,7 +31,7 @@ class OctavoPeer:
         """`octavo --version`."""
         return tuple(module_command("octavo.entrypoints.cli", "--version"))
 
-    def launch(self, model: Model, width: str, need: Need, port: int) -> Launch:
+    def launch(self, model: Checkpoint, width: str, need: ServerNeed, port: int) -> Launch:
         """bf16 is computed as it is; the other widths by their scheme."""
         scheme = ("--quantization", SCHEMES[width]) if width in SCHEMES else ()
         command = (

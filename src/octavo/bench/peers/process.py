@@ -35,7 +35,7 @@ class PeerFailed(ServerError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class ProcessHandle:
     """One process, told apart from a later one with the same id by when it started (clock ticks after boot)."""
 
     pid: int
@@ -43,7 +43,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class ResidentMemory:
     """Resident memory of a tree in bytes. `high_water_bytes` sums each process's own peak since its start (RSS)."""
 
     pss_bytes: int
@@ -52,7 +52,7 @@ class Memory:
     num_processes: int
 
 
-def process_tree(root: int, proc: Path = PROC) -> tuple[Process, ...]:
+def process_tree(root: int, proc: Path = PROC) -> tuple[ProcessHandle, ...]:
     """The process `root` and all that descend from it, parents first; empty when `root` is gone."""
     parents: dict[int, int] = {}
     starts: dict[int, int] = {}
@@ -65,10 +65,10 @@ def process_tree(root: int, proc: Path = PROC) -> tuple[Process, ...]:
     while level:
         level = sorted(pid for pid, parent in parents.items() if parent in level)
         tree += level
-    return tuple(Process(pid=pid, started=starts[pid]) for pid in tree)
+    return tuple(ProcessHandle(pid=pid, started=starts[pid]) for pid in tree)
 
 
-def memory(processes: Iterable[Process], proc: Path = PROC) -> Memory:
+def memory(processes: Iterable[ProcessHandle], proc: Path = PROC) -> ResidentMemory:
     """What these processes hold now; those that have ended count nothing."""
     pss = rss = high = count = 0
     for process in processes:
@@ -78,7 +78,7 @@ def memory(processes: Iterable[Process], proc: Path = PROC) -> Memory:
             continue
         pss, rss, high = pss + rollup.get("Pss", 0), rss + rollup.get("Rss", 0), high + status.get("VmHWM", 0)
         count += 1
-    return Memory(pss_bytes=pss * 1024, rss_bytes=rss * 1024, high_water_bytes=high * 1024, num_processes=count)
+    return ResidentMemory(pss_bytes=pss * 1024, rss_bytes=rss * 1024, high_water_bytes=high * 1024, num_processes=count)
 
 
 def _stat(pid: int, proc: Path) -> tuple[int, int] | None:
@@ -118,7 +118,7 @@ class Server:
         self.launch = launch
         self._log = log
         self._clock = clock
-        self._seen: set[Process] = set()
+        self._seen: set[ProcessHandle] = set()
         sets = [f"{name}={value}" for name, value in launch.env.items() if value]
         # env(1) sets the variables and becomes the command: same process, and the rest of the environment is ours.
         command = ["env", *sets, *launch.command] if sets else list(launch.command)
@@ -142,13 +142,13 @@ class Server:
         """Where it answers."""
         return f"http://127.0.0.1:{self.launch.port}"
 
-    def processes(self) -> tuple[Process, ...]:
+    def processes(self) -> tuple[ProcessHandle, ...]:
         """The tree now."""
         tree = process_tree(self.pid)
         self._seen.update(tree)
         return tree
 
-    def memory(self) -> Memory:
+    def memory(self) -> ResidentMemory:
         """What the tree holds now."""
         return memory(self.processes())
 
@@ -202,14 +202,14 @@ class Server:
             connection.close()
 
 
-def _kill(process: Process) -> None:
+def _kill(process: ProcessHandle) -> None:
     """SIGKILL, when the id still belongs to the process that was seen."""
     if _is_there(process):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, signal.SIGKILL)
 
 
-def _is_there(process: Process) -> bool:
+def _is_there(process: ProcessHandle) -> bool:
     found = _stat(process.pid, PROC)
     return found is not None and found[1] == process.started
 
@@ -237,7 +237,7 @@ class MemoryWatch:
         self._interval_s = interval_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
-        self.samples: list[Memory] = []
+        self.samples: list[ResidentMemory] = []
 
     def __enter__(self) -> "MemoryWatch":
         self._thread.start()

@@ -7,7 +7,7 @@ Does not know: batching: `generate()` answers one request after the other, so on
 import os
 from pathlib import Path
 
-from octavo.bench.peers.api import Launch, Model, Need, folder_files
+from octavo.bench.peers.api import Checkpoint, Launch, ServerNeed, folder_files
 
 
 class TransformersPeer:
@@ -26,7 +26,7 @@ class TransformersPeer:
         missing = [path for path in (self._python, self._script) if not path.exists()]
         return f"{missing[0]} is missing; scripts/peers/setup.sh makes it" if missing else None
 
-    def files(self, model: Model, width: str) -> tuple[Path, ...]:
+    def files(self, model: Checkpoint, width: str) -> tuple[Path, ...]:
         """The folder."""
         return folder_files(model.folder)
 
@@ -37,7 +37,7 @@ class TransformersPeer:
         )
         return (str(self._python), "-c", code)
 
-    def launch(self, model: Model, width: str, need: Need, port: int) -> Launch:
+    def launch(self, model: Checkpoint, width: str, need: ServerNeed, port: int) -> Launch:
         """One request at a time."""
         command = (str(self._python), str(self._script), str(model.folder), "--port", str(port), "--name", model.name)
         env = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}

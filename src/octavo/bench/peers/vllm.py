@@ -11,7 +11,7 @@ Two peers: `vllm` compiles the model (its default; the compiled code is cached, 
 import os
 from pathlib import Path
 
-from octavo.bench.peers.api import Launch, Model, Need, folder_files
+from octavo.bench.peers.api import Checkpoint, Launch, ServerNeed, folder_files
 
 STEP_TOKENS = 2048  # tokens of one step; more did not help where it was tried
 
@@ -36,7 +36,7 @@ class VllmPeer:
             return f"vllm is not installed in {self._home / 'vl'}; scripts/peers/setup.sh does it"
         return None
 
-    def files(self, model: Model, width: str) -> tuple[Path, ...]:
+    def files(self, model: Checkpoint, width: str) -> tuple[Path, ...]:
         """The folder."""
         return folder_files(model.folder)
 
@@ -54,7 +54,7 @@ class VllmPeer:
         wanted = (self._home / "tcmalloc" / "libtcmalloc_minimal.so.4", self._home / "vl" / "lib" / "libiomp5.so")
         return tuple(path for path in wanted if path.exists())
 
-    def launch(self, model: Model, width: str, need: Need, port: int) -> Launch:
+    def launch(self, model: Checkpoint, width: str, need: ServerNeed, port: int) -> Launch:
         """bf16 from the folder; prefix caching stays on, as it is by default."""
         command = (
             *(str(self._python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.folder)),

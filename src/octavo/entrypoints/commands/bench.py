@@ -20,8 +20,8 @@ import msgspec
 from octavo import __version__
 from octavo.base.errors import ConfigError, OctavoError
 from octavo.bench import offline, workloads
-from octavo.bench.connections import Address
-from octavo.bench.load import DEFAULT_TIMEOUT_S, Target, ceilings, own_ceiling
+from octavo.bench.connections import HttpAddress
+from octavo.bench.load import DEFAULT_TIMEOUT_S, LoadTarget, ceilings, own_ceiling
 from octavo.bench.plot import as_svg
 from octavo.bench.report import as_json, as_table, parse_goal, summarize
 from octavo.bench.serve import first_model, measure, started, wait_started
@@ -54,12 +54,12 @@ def run_serve(call: Call) -> int:
         if args.start == []:
             raise ConfigError("--start needs the arguments of 'octavo serve', the model at least.")
         if args.base_url is not None:
-            Address(args.base_url)
+            HttpAddress(args.base_url)
         _check_writable(args.output_json, args.plot)
     ceiling = own_ceiling() if args.ceiling else None
     show = progress()
     with _server(args, show) as (url, model, ended):
-        target = Target(
+        target = LoadTarget(
             base_url=url, model=model, api=args.api, extra=args.extra_body, api_key=args.api_key,
             timeout_s=args.timeout_s or DEFAULT_TIMEOUT_S,
         )  # fmt: skip

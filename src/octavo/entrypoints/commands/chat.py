@@ -19,7 +19,7 @@ from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.chat_session import Message, Session, described
 from octavo.entrypoints.commands.console import quiet_progress
 from octavo.entrypoints.commands.line_reader import Reader, open_reader, read_entry
-from octavo.serving.front import Front
+from octavo.serving.frontend import Frontend
 from octavo.serving.startup import open_online
 
 Write = Callable[[str], None]
@@ -38,43 +38,43 @@ def run(call: Call) -> int:
         online = open_online(call.given, show, call.env, usage=UsageContext.COMMAND_LINE)
     try:
         with asyncio.Runner() as runner:
-            return _talk(runner, online.front, args.message, args.system, args)
+            return _talk(runner, online.frontend, args.message, args.system, args)
     finally:
         online.close()
 
 
-def sampling(args: Any, front: Front) -> tuple[SamplingParams, str]:
+def sampling(args: Any, frontend: Frontend) -> tuple[SamplingParams, str]:
     """What answers are sampled with, and whose choice it is: what the command line says over the model's defaults."""
-    author = dict(front.info.default_sampling)
+    author = dict(frontend.info.default_sampling)
     given = {k: v for k, v in (("temperature", args.temperature), ("top_p", args.top_p)) if v is not None}
     careful = not _CHOOSING & author.keys()
     values = {**(CAREFUL if careful else {}), **author, **given}
-    values["max_tokens"] = min(args.max_tokens, front.info.max_model_len - 1)
+    values["max_tokens"] = min(args.max_tokens, frontend.info.max_model_len - 1)
     whose = "careful defaults, the model names none" if careful else "its author's"
     return SamplingParams(**values, output_kind=OutputKind.DELTA), "as you said" if given else whose
 
 
-def _talk(runner: asyncio.Runner, front: Front, message: str | None, system: str | None, args: Any) -> int:
-    params, whose = sampling(args, front)
+def _talk(runner: asyncio.Runner, frontend: Frontend, message: str | None, system: str | None, args: Any) -> int:
+    params, whose = sampling(args, frontend)
     session = Session(params, system)
-    runner.run(front.engine.start())
+    runner.run(frontend.engine.start())
     try:
         if message is not None:
-            runner.run(_answer(front, session.asked(message), params, _write))
+            runner.run(_answer(frontend, session.asked(message), params, _write))
             return 0
         with contextlib.suppress(KeyboardInterrupt):  # whenever it comes but in an answer: the user leaves
             reader = open_reader(sys.stdin, sys.stdout)
             if reader.terminal:
                 _write(
-                    f"{front.info.served_names[0]} with {described(params, SAID)} ({whose}). /help lists commands.\n"
+                    f"{frontend.info.served_names[0]} with {described(params, SAID)} ({whose}). /help lists commands.\n"
                 )
-            _converse(runner, front, session, reader)
+            _converse(runner, frontend, session, reader)
         return 0
     finally:
-        runner.run(front.engine.stop())
+        runner.run(frontend.engine.stop())
 
 
-def _converse(runner: asyncio.Runner, front: Front, session: Session, reader: Reader) -> None:
+def _converse(runner: asyncio.Runner, frontend: Frontend, session: Session, reader: Reader) -> None:
     """Questions are read outside the event loop, which runs for one answer at a time: each Ctrl-C ends one thing."""
     while not session.left:
         try:
@@ -87,23 +87,23 @@ def _converse(runner: asyncio.Runner, front: Front, session: Session, reader: Re
         if not (text := text.strip()):
             continue
         try:
-            answer = runner.run(_answer(front, session.asked(text), session.params, _write))
+            answer = runner.run(_answer(frontend, session.asked(text), session.params, _write))
         except ClientError as error:
             sys.stderr.write(f"octavo: {error}; /clear forgets what was said before\n")
             continue
         session.said(text, answer)
 
 
-async def _answer(front: Front, messages: list[Message], params: SamplingParams, write: Write) -> str:
+async def _answer(frontend: Frontend, messages: list[Message], params: SamplingParams, write: Write) -> str:
     """Stream one answer; an interrupt keeps what has come so far."""
     pieces: list[str] = []
     with contextlib.suppress(asyncio.CancelledError):
-        prompt = await front.renderer.achat(messages)
-        room = front.info.max_model_len - len(prompt.prompt_token_ids)
+        prompt = await frontend.renderer.achat(messages)
+        room = frontend.info.max_model_len - len(prompt.prompt_token_ids)
         if params.max_tokens is not None and room > 0:
             most = min(params.max_tokens, room)
             params = params.replace(max_tokens=most, min_tokens=min(params.min_tokens, most))
-        stream = front.engine.generate(prompt, params)
+        stream = frontend.engine.generate(prompt, params)
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
                 text = output.outputs[0].text

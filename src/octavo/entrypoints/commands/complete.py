@@ -13,7 +13,7 @@ from octavo.base.types import UsageContext
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.chat import sampling
 from octavo.entrypoints.commands.console import quiet_progress
-from octavo.serving.front import Front
+from octavo.serving.frontend import Frontend
 from octavo.serving.startup import open_online
 
 
@@ -23,20 +23,20 @@ def run(call: Call) -> int:
     with quiet_progress(verbose=call.arguments.verbose) as show:
         online = open_online(call.given, show, call.env, usage=UsageContext.COMMAND_LINE)
     try:
-        asyncio.run(_complete(online.front, prompt, sampling(call.arguments, online.front)[0]))
+        asyncio.run(_complete(online.frontend, prompt, sampling(call.arguments, online.frontend)[0]))
         return 0
     finally:
         online.close()
 
 
-async def _complete(front: Front, prompt: str, params: SamplingParams) -> None:
-    await front.engine.start()
+async def _complete(frontend: Frontend, prompt: str, params: SamplingParams) -> None:
+    await frontend.engine.start()
     try:
-        stream = front.engine.generate(await front.renderer.atext(prompt), params)
+        stream = frontend.engine.generate(await frontend.renderer.atext(prompt), params)
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
                 sys.stdout.write(output.outputs[0].text)
                 sys.stdout.flush()
         sys.stdout.write("\n")
     finally:
-        await front.engine.stop()
+        await frontend.engine.stop()

@@ -10,7 +10,7 @@ from octavo.base.errors import ConfigError
 from octavo.base.phases import Phases, process_began_s
 from octavo.config.args import router_config, server_config
 from octavo.entrypoints.commands.arguments import Call, UsageError
-from octavo.entrypoints.commands.serve import Opening, bind
+from octavo.entrypoints.commands.serve import ServerOpening, bind
 from octavo.entrypoints.http.starting import StartingPort
 from octavo.observe.log import configure_logging
 from octavo.plugins.registry import load_target
@@ -41,7 +41,7 @@ def run(call: Call) -> int:
             route = load_target(ROUTER)
         except ModuleNotFoundError as error:
             raise _missing(error) from None
-        code: int = route(addresses, config, server, Opening(listener, starting, phases))
+        code: int = route(addresses, config, server, ServerOpening(listener, starting, phases))
     return code
 
 

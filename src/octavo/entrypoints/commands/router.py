@@ -12,20 +12,24 @@ from octavo.base.loops import new_event_loop
 from octavo.config.schema import RouterConfig, ServerConfig
 from octavo.engine.dump import HangDump
 from octavo.entrypoints.commands.http_life import Life
-from octavo.entrypoints.commands.serve import Opening
+from octavo.entrypoints.commands.serve import ServerOpening
 from octavo.entrypoints.http.edge import random_id
 from octavo.entrypoints.http.route import Router
-from octavo.features.router.addresses import Address
+from octavo.features.router.addresses import InstanceAddress
 
 
-def run(addresses: tuple[Address, ...], config: RouterConfig, server: ServerConfig, opening: Opening) -> int:
+def run(
+    addresses: tuple[InstanceAddress, ...], config: RouterConfig, server: ServerConfig, opening: ServerOpening
+) -> int:
     """Route on the open port; the exit code."""
     HangDump("router").describe = lambda: [f"routes to {len(addresses)} servers"]
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_route(addresses, config, server, opening))
 
 
-async def _route(addresses: tuple[Address, ...], config: RouterConfig, server: ServerConfig, opening: Opening) -> int:
+async def _route(
+    addresses: tuple[InstanceAddress, ...], config: RouterConfig, server: ServerConfig, opening: ServerOpening
+) -> int:
     router = Router(addresses, config, server, new_id=random_id)
     life = Life(router.app, router.gate, server)
     try:

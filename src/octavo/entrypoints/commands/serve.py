@@ -35,12 +35,12 @@ def run(call: Call) -> int:
         StartingPort(listener, phases.now) as starting,
     ):
         with process_ahead(engine_config(call.given).device.multiprocessing) as process:
-            code: int = load_target(SERVER)(call, config, Opening(listener, starting, phases), process)
+            code: int = load_target(SERVER)(call, config, ServerOpening(listener, starting, phases), process)
         return code
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class ServerOpening:
     """What a server that starts is handed: its open port, who answers there until then, and what it is busy with."""
 
     listener: socket.socket

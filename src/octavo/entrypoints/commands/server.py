@@ -19,19 +19,19 @@ from octavo.engine.spawn import Process
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress, summary
 from octavo.entrypoints.commands.http_life import Life
-from octavo.entrypoints.commands.serve import Opening
+from octavo.entrypoints.commands.serve import ServerOpening
 from octavo.entrypoints.http.app import create_app
-from octavo.observe.stats import StatsBook
+from octavo.observe.stats import StatsLog
 from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.info import EngineInfo
-from octavo.serving.startup import OnlineFront, open_online
+from octavo.serving.startup import OnlineFrontend, open_online
 
 logger = logging.getLogger(__name__)
 
 TELL_S = 0.5  # for errors to reach clients
 
 
-def run(call: Call, config: ServerConfig, opening: Opening, process: Process | None) -> int:
+def run(call: Call, config: ServerConfig, opening: ServerOpening, process: Process | None) -> int:
     """Start the engine in `process` (None: in this one) and serve on the open port; the exit code."""
     dump = HangDump("server", child=process)
     dump.describe = lambda: [f"starting: {opening.phases.now().phase}"]
@@ -45,9 +45,9 @@ def run(call: Call, config: ServerConfig, opening: Opening, process: Process | N
         online.close()
 
 
-def _state(online: OnlineFront) -> list[str]:
+def _state(online: OnlineFrontend) -> list[str]:
     """What the server is at, and the engine if it is in this process, for who looks into a hang (OPS-3)."""
-    client, stats = online.client, online.front.stats.snapshot
+    client, stats = online.client, online.frontend.stats.snapshot
     heard = f"last heard of the engine: {stats.num_running} running, {stats.num_waiting} waiting"
     return [heard, *client.describe()] if isinstance(client, InprocClient) else [heard]
 
@@ -60,36 +60,38 @@ def sampling_line(info: EngineInfo) -> str:
     return f"sampling defaults from the model: {values} (--generation-config neutral turns them off)"
 
 
-async def _serve(online: OnlineFront, server: ServerConfig, opening: Opening, show: Callable[[str], None]) -> int:
-    app = create_app(online.front, server)
+async def _serve(
+    online: OnlineFrontend, server: ServerConfig, opening: ServerOpening, show: Callable[[str], None]
+) -> int:
+    app = create_app(online.frontend, server)
     life = Life(app, app.state.gate, server)
-    await online.front.engine.start()
-    watch = asyncio.create_task(_end_with(online.front.engine, life))
-    figures = asyncio.create_task(tell_figures(online.front.stats, server.stats_interval_s))
+    await online.frontend.engine.start()
+    watch = asyncio.create_task(_end_with(online.frontend.engine, life))
+    metrics = asyncio.create_task(report_metrics(online.frontend.stats, server.stats_interval_s))
     try:
-        for line in [*summary(online.report, opening.phases), sampling_line(online.front.info)]:
+        for line in [*summary(online.report, opening.phases), sampling_line(online.frontend.info)]:
             show(line)
         opening.starting.hand_over()
-        await life.serve(opening.listener, f"(model {online.front.info.served_names[0]})")
+        await life.serve(opening.listener, f"(model {online.frontend.info.served_names[0]})")
     finally:
         watch.cancel()
-        figures.cancel()
-        died = not online.front.engine.alive() and not life.stopping
-        await online.front.engine.stop()
+        metrics.cancel()
+        died = not online.frontend.engine.alive() and not life.stopping
+        await online.frontend.engine.stop()
     if died:
         sys.stderr.write("octavo: the engine died; the server has ended. See the lines above and start it again.\n")
         return 1
     return 0
 
 
-async def tell_figures(book: StatsBook, interval_s: float) -> None:
+async def report_metrics(stats_log: StatsLog, interval_s: float) -> None:
     """A line of figures after each interval in which there was work; none with 0 (OPS-3)."""
     while interval_s > 0:
         await asyncio.sleep(interval_s)
-        if book.has_news:
-            logger.info("%s", book.summary())
+        if stats_log.has_news:
+            logger.info("%s", stats_log.summary())
         else:
-            book.rates()  # the next line is of the time with work
+            stats_log.rates()  # the next line is of the time with work
 
 
 async def _end_with(engine: AsyncEngine, life: Life) -> None:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import octavo
-from octavo.entrypoints.http.door import Door
+from octavo.entrypoints.http.context import RouteContext
 from octavo.entrypoints.http.wire import json_response
 from octavo.observe.prometheus import CONTENT_TYPE, PrometheusText
 
@@ -49,23 +49,23 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 class AdminRoutes:
     """Owns: the renderer of metrics; the door has all other state."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
-        info = door.front.info
+    def __init__(self, context: RouteContext) -> None:
+        self._context = context
+        info = context.frontend.info
         about = {"version": octavo.__version__, "usage": info.usage.value}
-        self._metrics = PrometheusText(door.front.stats, model=info.served_names[0], about=about)
+        self._metrics = PrometheusText(context.frontend.stats, model=info.served_names[0], about=about)
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
-        names = self._door.front.info.served_names
+        names = self._context.frontend.info.served_names
         return json_response(ModelList(data=[self._card(name) for name in names]))
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{model}`; names may hold slashes."""
-        return json_response(self._card(self._door.model_name(request.path_params["model"])))
+        return json_response(self._card(self._context.model_name(request.path_params["model"])))
 
     def _card(self, name: str) -> ModelCard:
-        info = self._door.front.info
+        info = self._context.frontend.info
         return ModelCard(
             id=name,
             created=info.created_s,
@@ -76,17 +76,17 @@ class AdminRoutes:
 
     async def plugins(self, request: Request) -> Response:
         """`GET /v1/plugins`: what is installed, and what became of it (PLG-3)."""
-        return json_response({"object": "list", "data": self._door.front.info.plugins})
+        return json_response({"object": "list", "data": self._context.frontend.info.plugins})
 
     async def health(self, request: Request) -> Response:
         """`GET /health` and `/ping`: 200 while the engine lives and gets on, else 503."""
-        self._door.check_lively()
+        self._context.check_lively()
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
         """`GET /ready`: 200 when new requests are taken and will be answered; 503 when stopping, silent or dead."""
-        self._door.check_alive()
-        self._door.check_lively()
+        self._context.check_alive()
+        self._context.check_lively()
         return json_response({"status": "ready"})
 
     async def version(self, request: Request) -> Response:
@@ -99,10 +99,10 @@ class AdminRoutes:
 
     async def load(self, request: Request) -> Response:
         """`GET /load`."""
-        stats = self._door.front.stats.snapshot
+        stats = self._context.frontend.stats.snapshot
         return json_response(
             Load(
-                requests=self._door.gate.num_active,
+                requests=self._context.gate.num_active,
                 running=stats.num_running,
                 waiting=stats.num_waiting,
                 kv_usage=stats.kv_usage,
@@ -111,6 +111,6 @@ class AdminRoutes:
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """`POST /reset_prefix_cache`, also while requests run; `success` is false when a part still has old content."""
-        self._door.check_alive()
-        done = await self._door.front.engine.call("reset_prefix_cache")
+        self._context.check_alive()
+        done = await self._context.frontend.engine.call("reset_prefix_cache")
         return json_response({"success": bool(done)})

@@ -22,8 +22,8 @@ from octavo.entrypoints.http.admin import AdminRoutes
 from octavo.entrypoints.http.body import BodyReader
 from octavo.entrypoints.http.chat import ChatRoute
 from octavo.entrypoints.http.completions import CompletionRoute
+from octavo.entrypoints.http.context import RouteContext
 from octavo.entrypoints.http.document import openapi
-from octavo.entrypoints.http.door import Door
 from octavo.entrypoints.http.edge import Edge, Keyring, random_id
 from octavo.entrypoints.http.errors import HttpError, answer
 from octavo.entrypoints.http.fields import WARNING_HEADER
@@ -33,11 +33,11 @@ from octavo.entrypoints.http.logprobs import Bytes
 from octavo.entrypoints.http.render import RenderRoutes
 from octavo.entrypoints.http.unrouted import http_exception
 from octavo.entrypoints.http.wire import json_response
-from octavo.serving.front import Front
+from octavo.serving.frontend import Frontend
 
 
 def create_app(
-    front: Front,
+    frontend: Frontend,
     server: ServerConfig,
     *,
     clock: Callable[[], float] = time.time,
@@ -48,20 +48,20 @@ def create_app(
     `app.state.gate` is the `Gate`: call `stop()` when the server should end, then `drained(timeout_s)`,
     then `cut()`.
     """
-    door = Door(
-        front=front,
+    context = RouteContext(
+        frontend=frontend,
         server=server,
         gate=Gate(),
         clock=clock,
         new_id=new_id,
-        bytes_of=Bytes(front.renderer.tokenizer),
+        bytes_of=Bytes(frontend.renderer.tokenizer),
         bodies=BodyReader(server.max_request_bytes),
     )
     app = FastAPI(title="Octavo", version=octavo.__version__, docs_url=None, redoc_url=None)
-    app.state.gate = door.gate
-    document = openapi(front.info, server)
+    app.state.gate = context.gate
+    document = openapi(frontend.info, server)
     app.openapi = lambda: document  # type: ignore[method-assign]
-    _add_routes(app, door)
+    _add_routes(app, context)
     app.add_exception_handler(HTTPException, http_exception)
     app.add_exception_handler(RequestValidationError, _path_exception)
     app.add_middleware(Edge, keyring=Keyring(server.api_key or ()), new_id=new_id, logs=not server.disable_access_log)
@@ -76,9 +76,9 @@ def create_app(
     return app
 
 
-def _add_routes(app: FastAPI, door: Door) -> None:
-    admin, render = AdminRoutes(door), RenderRoutes(door)
-    chat, completions = ChatRoute(door), CompletionRoute(door)
+def _add_routes(app: FastAPI, context: RouteContext) -> None:
+    admin, render = AdminRoutes(context), RenderRoutes(context)
+    chat, completions = ChatRoute(context), CompletionRoute(context)
 
     def get(path: str, handler: Callable[[Request], Any]) -> None:
         app.add_api_route(path, handler, methods=["GET", "HEAD"], response_model=None)
@@ -93,7 +93,7 @@ def _add_routes(app: FastAPI, door: Door) -> None:
     post("/tokenize", render.tokenize)
     post("/detokenize", render.detokenize)
     post("/reset_prefix_cache", admin.reset_prefix_cache)
-    get("/v1/kv/events", CacheEventRoute(door).events)
+    get("/v1/kv/events", CacheEventRoute(context).events)
     get("/v1/models", admin.models)
     get("/v1/models/{model:path}", admin.model)
     get("/v1/plugins", admin.plugins)
@@ -106,5 +106,5 @@ def _add_routes(app: FastAPI, door: Door) -> None:
 
 
 async def _path_exception(_request: Request, _error: Exception) -> Response:
-    told = answer(HttpError(400, "the request's path or query is not valid", code="invalid_request"))
-    return json_response(told.body, status=told.status)
+    refusal = answer(HttpError(400, "the request's path or query is not valid", code="invalid_request"))
+    return json_response(refusal.body, status=refusal.status)

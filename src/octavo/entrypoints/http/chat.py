@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from octavo.base.outputs import CompletionOutput, RequestOutput
 from octavo.entrypoints.http.checks import check_chat, request_warnings
-from octavo.entrypoints.http.door import Door
-from octavo.entrypoints.http.fields import told
-from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, make_jobs, serve
+from octavo.entrypoints.http.context import RouteContext
+from octavo.entrypoints.http.fields import visible_warnings
+from octavo.entrypoints.http.generate import ChunkHead, Indexed, PromptJob, UsageCount, make_jobs, serve
 from octavo.entrypoints.http.logprobs import chat_logprobs, prompt_scores
 from octavo.entrypoints.http.render import render_chat
 from octavo.entrypoints.http.sampling import chat_params
@@ -39,27 +39,27 @@ from octavo.serving.intake import check_answers
 class ChatRoute:
     """Owns: nothing; the door has the state."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, context: RouteContext) -> None:
+        self._context = context
 
     async def create(self, request: Request) -> Response:
         """Answer one chat request; raises what `errors.answer` turns into a status."""
-        door = self._door
-        req, warnings = await door.read(ChatRequest, request)
-        model = door.model_name(req.model)
+        context = self._context
+        req, warnings = await context.read(ChatRequest, request)
+        model = context.model_name(req.model)
         check_chat(req)
-        warnings += request_warnings(req, door.front.info)
-        params = chat_params(req, door.front.info.default_sampling)
-        check_answers(1, params.n, door.front.info.max_waiting_requests)
+        warnings += request_warnings(req, context.frontend.info)
+        params = chat_params(req, context.frontend.info.default_sampling)
+        check_answers(1, params.n, context.frontend.info.max_waiting_requests)
 
         async def prepare() -> "ChatReply":
-            rendered = await render_chat(door, req)
+            rendered = await render_chat(context, req)
             warnings.extend(rendered.warnings)
-            (job,) = make_jobs(door, [rendered], params, req)
-            head = Head.of(req, door, "chatcmpl", model, warnings)
-            return ChatReply(head, job, req.top_logprobs or 0, door)
+            (job,) = make_jobs(context, [rendered], params, req)
+            head = ChunkHead.of(req, context, "chatcmpl", model, warnings)
+            return ChatReply(head, job, req.top_logprobs or 0, context)
 
-        return await serve(door, request, req, prepare, warnings)
+        return await serve(context, request, req, prepare, warnings)
 
 
 class ChatReply:
@@ -68,20 +68,20 @@ class ChatReply:
     Owns: which indexes have begun and ended, the warnings not told yet, and the usage so far.
     """
 
-    def __init__(self, head: Head, job: Job, num_top: int, door: Door) -> None:
+    def __init__(self, head: ChunkHead, job: PromptJob, num_top: int, context: RouteContext) -> None:
         self._head = head
         self._job = job
         self._num_top = num_top
-        self._bytes_of = door.bytes_of
-        self._special_ids = door.tokenizer.special_ids
+        self._bytes_of = context.bytes_of
+        self._special_ids = context.tokenizer.special_ids
         self._begun = [False] * job.params.n
         self._ended = [False] * job.params.n
         self._usage = UsageCount()
-        self._untold = head.warnings
+        self._unsent_warnings = head.warnings
         self._wants_ids = head.return_token_ids
         self._wants_scores = head.shows_prompt_logprobs
 
-    def jobs(self) -> Sequence[Job]:
+    def jobs(self) -> Sequence[PromptJob]:
         """The one prompt."""
         return (self._job,)
 
@@ -96,7 +96,7 @@ class ChatReply:
             choices=[self._choice(each) for each in out.outputs],
             usage=self._usage.total(),
             kv_transfer_params=transfer_offer(finals) or UNSET,
-            warnings=told(self._head.warnings),
+            warnings=visible_warnings(self._head.warnings),
             prompt_token_ids=list(out.prompt_token_ids) if self._head.return_token_ids else UNSET,
             prompt_logprobs=prompt_scores(out.prompt_logprobs or []) if self._wants_scores else UNSET,
         )
@@ -143,8 +143,8 @@ class ChatReply:
         return chunks
 
     def _has_news(self, each: CompletionOutput) -> bool:
-        told = each.text or each.finished or (each.logprobs and self._job.params.logprobs is not None)
-        return bool(told or (self._head.return_token_ids and each.token_ids))
+        shown = each.text or each.finished or (each.logprobs and self._job.params.logprobs is not None)
+        return bool(shown or (self._head.return_token_ids and each.token_ids))
 
     def _delta(self, each: CompletionOutput) -> ChatChunkChoice:
         logprobs = self._logprobs(each)
@@ -172,7 +172,7 @@ class ChatReply:
             ids, self._wants_ids = list(out.prompt_token_ids), False
         if out is not None and self._wants_scores and out.prompt_logprobs is not None:
             scores, self._wants_scores = prompt_scores(out.prompt_logprobs), False
-        warnings, self._untold = told(self._untold), ()
+        warnings, self._unsent_warnings = visible_warnings(self._unsent_warnings), ()
         return ChatChunk(
             id=self._head.id,
             created=self._head.created,

@@ -71,7 +71,7 @@ def request_warnings(req: GenerateRequest, info: EngineInfo) -> list[str]:
     for name, (harmless, why) in _DONE_ANYWAY.items():
         value = getattr(req, name, None) if name in type(req).model_fields else None  # else: an unknown field
         if value is not None and not any(same_json(value, one) for one in harmless):
-            out.append(f"{name} {_told(value)} changes nothing: {why}")
+            out.append(f"{name} {_shown(value)} changes nothing: {why}")
     if req.spaces_between_special_tokens is False and req.skip_special_tokens is False:
         out.append("spaces_between_special_tokens false changes nothing: the model's tokenizer decides about spaces")
     if isinstance(req, ChatRequest) and req.tools and req.tool_choice != "none":
@@ -79,7 +79,7 @@ def request_warnings(req: GenerateRequest, info: EngineInfo) -> list[str]:
     return out
 
 
-def _told(value: object) -> str:
+def _shown(value: object) -> str:
     """A value of any size in a sentence."""
     return shown(value) if isinstance(value, list | dict | float) else json.dumps(value)[:60]
 

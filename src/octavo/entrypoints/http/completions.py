@@ -16,9 +16,9 @@ from starlette.responses import Response
 from octavo.base.outputs import CompletionOutput, RequestOutput
 from octavo.base.params import SamplingParams
 from octavo.entrypoints.http.checks import request_warnings
-from octavo.entrypoints.http.door import Door
-from octavo.entrypoints.http.fields import told
-from octavo.entrypoints.http.generate import Head, Indexed, Job, UsageCount, amake_jobs, serve
+from octavo.entrypoints.http.context import RouteContext
+from octavo.entrypoints.http.fields import visible_warnings
+from octavo.entrypoints.http.generate import ChunkHead, Indexed, PromptJob, UsageCount, amake_jobs, serve
 from octavo.entrypoints.http.logprobs import Piece, Pieces, PromptLines, completion_logprobs, joined, prompt_scores
 from octavo.entrypoints.http.prompts import split_prompts
 from octavo.entrypoints.http.render import render_prompts
@@ -37,32 +37,34 @@ CONTEXT_TOKENS = 6  # prompt ids that let a decoder join prompt and answer well
 class CompletionRoute:
     """Owns: nothing; the door has the state."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, context: RouteContext) -> None:
+        self._context = context
 
     async def create(self, request: Request) -> Response:
         """Answer one completion request; raises what `errors.answer` turns into a status."""
-        door = self._door
-        req, warnings = await door.read(CompletionRequest, request)
-        model = door.model_name(req.model)
-        warnings += request_warnings(req, door.front.info)
-        params = completion_params(req, door.front.info.default_sampling)
+        context = self._context
+        req, warnings = await context.read(CompletionRequest, request)
+        model = context.model_name(req.model)
+        warnings += request_warnings(req, context.frontend.info)
+        params = completion_params(req, context.frontend.info.default_sampling)
         prompts = split_prompts(
-            req.prompt, lambda num: check_answers(num, params.n, door.front.info.max_waiting_requests)
+            req.prompt, lambda num: check_answers(num, params.n, context.frontend.info.max_waiting_requests)
         )
 
         async def prepare() -> "CompletionReply":
-            jobs = await amake_jobs(door, await render_prompts(door, prompts, req.add_special_tokens), params, req)
+            jobs = await amake_jobs(
+                context, await render_prompts(context, prompts, req.add_special_tokens), params, req
+            )
             echoes = [Echo(False)] * len(jobs)
             if req.echo:
-                echoes = await asyncio.to_thread(echoed, jobs, req, door.tokenizer)
-            head = Head.of(req, door, "cmpl", model, warnings)
-            return CompletionReply(head, jobs, echoes, req.logprobs, door.tokenizer)
+                echoes = await asyncio.to_thread(echoed, jobs, req, context.tokenizer)
+            head = ChunkHead.of(req, context, "cmpl", model, warnings)
+            return CompletionReply(head, jobs, echoes, req.logprobs, context.tokenizer)
 
-        return await serve(door, request, req, prepare, warnings)
+        return await serve(context, request, req, prepare, warnings)
 
 
-def echoed(jobs: Sequence[Job], req: CompletionRequest, tokenizer: Tokenizer) -> list["Echo"]:
+def echoed(jobs: Sequence[PromptJob], req: CompletionRequest, tokenizer: Tokenizer) -> list["Echo"]:
     """What comes before each prompt's answers."""
     return [Echo.of(job, req, tokenizer) for job in jobs]
 
@@ -84,7 +86,7 @@ class Echo:
         self.pieces = pieces
 
     @classmethod
-    def of(cls, job: Job, req: CompletionRequest, tokenizer: Tokenizer) -> "Echo":
+    def of(cls, job: PromptJob, req: CompletionRequest, tokenizer: Tokenizer) -> "Echo":
         """What this request echoes of one prompt. Takes a while for a long one."""
         ids, text, shown = job.input.prompt_token_ids, job.input.prompt, job.params.replace(skip_special_tokens=False)
         if req.logprobs is None:
@@ -96,7 +98,7 @@ class Echo:
         pieces = [(0, "")] * added + Pieces(_detokenizer(shown, tokenizer, ())).of(ids[added:], last=True)
         return cls(True, "".join(piece for _, piece in pieces) if text is None else text, req.logprobs, pieces)
 
-    def logprobs(self, job: Job, scores: PromptLines | None) -> CompletionLogprobs | None:
+    def logprobs(self, job: PromptJob, scores: PromptLines | None) -> CompletionLogprobs | None:
         """The prompt's scores in the completions shape, if they were asked for; offsets are in the echoed text."""
         if self.num_top is None or scores is None:
             return None
@@ -120,7 +122,12 @@ class CompletionReply:
     """
 
     def __init__(
-        self, head: Head, jobs: Sequence[Job], echoes: Sequence[Echo], num_top: int | None, tokenizer: Tokenizer
+        self,
+        head: ChunkHead,
+        jobs: Sequence[PromptJob],
+        echoes: Sequence[Echo],
+        num_top: int | None,
+        tokenizer: Tokenizer,
     ) -> None:
         self._head = head
         self._jobs = jobs
@@ -134,9 +141,9 @@ class CompletionReply:
         self._num_chars: dict[int, int] = {}  # of each choice that has scores, the text told so far
         self._scores: dict[int, PromptLines] = {}  # of each prompt; a stream's first output alone brings them
         self._usage = UsageCount()
-        self._untold = head.warnings
+        self._unsent_warnings = head.warnings
 
-    def jobs(self) -> Sequence[Job]:
+    def jobs(self) -> Sequence[PromptJob]:
         """All prompts, in the order sent."""
         return self._jobs
 
@@ -207,13 +214,13 @@ class CompletionReply:
                 self._jobs[place].params, self._tokenizer, out.prompt_token_ids[-CONTEXT_TOKENS:]
             )
             self._pieces[index] = Pieces(detokenizer, start=start)
-        told = self._num_chars[index] = self._num_chars.get(index, start) + len(each.text)
+        num_chars = self._num_chars[index] = self._num_chars.get(index, start) + len(each.text)
         ids, lines = each.token_ids, each.logprobs
         if each.num_hidden:
             ids, lines = ids[: -each.num_hidden], lines[: -each.num_hidden]
         if not ids:
             return None
-        pieces = self._pieces[index].of(ids, last=each.finished, end=told if each.finished else None)
+        pieces = self._pieces[index].of(ids, last=each.finished, end=num_chars if each.finished else None)
         return completion_logprobs(ids, lines, self._num_top, pieces)
 
     async def frames(self, outputs: AsyncIterator[Indexed]) -> AsyncGenerator[bytes, None]:
@@ -243,8 +250,8 @@ class CompletionReply:
         return choices
 
     def _has_news(self, each: CompletionOutput) -> bool:
-        told = each.text or each.finished or (each.logprobs and self._num_top is not None)
-        return bool(told or (self._head.return_token_ids and each.token_ids))
+        shown = each.text or each.finished or (each.logprobs and self._num_top is not None)
+        return bool(shown or (self._head.return_token_ids and each.token_ids))
 
     def _chunk(self, choice: CompletionChoice, offer: dict[str, Any] | None) -> Completion:
         shown: Usage | UnsetType | None = UNSET
@@ -255,7 +262,7 @@ class CompletionReply:
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None, offer: dict[str, Any] | None = None
     ) -> Completion:
-        warnings, self._untold = told(self._untold), ()
+        warnings, self._unsent_warnings = visible_warnings(self._unsent_warnings), ()
         return Completion(
             id=self._head.id,
             created=self._head.created,

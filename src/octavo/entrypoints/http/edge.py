@@ -88,14 +88,14 @@ class Edge:
 
 
 async def _refuse(error: Exception, request_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-    told = answer(error)
+    refusal = answer(error)
     path = scope["path"][:MAX_PATH_CHARS]
-    if told.body.error.code == "internal_error":
+    if refusal.body.error.code == "internal_error":
         logger.error("request %s to %s failed", request_id, path, exc_info=error)
-    elif told.status >= 500:  # a probe that asks again and again is told why, the log is not
+    elif refusal.status >= 500:  # a probe that asks again and again is told why, the log is not
         level = logging.DEBUG if scope["path"] in PROBES else logging.ERROR
-        logger.log(level, "request %s to %s failed: %s", request_id, path, told.body.error.message)
-    response = json_response(told.body, status=told.status, headers=told.headers)
+        logger.log(level, "request %s to %s failed: %s", request_id, path, refusal.body.error.message)
+    response = json_response(refusal.body, status=refusal.status, headers=refusal.headers)
     await response(scope, receive, send)
 
 

@@ -79,7 +79,7 @@ def _check_sizes(body: dict[str, Any], known: Container[str]) -> None:
 def warning_headers(warnings: Sequence[str], client_id: str) -> dict[str, str]:
     """The header that shows warnings to the client, empty without any; the log gets them too, with the request's id.
 
-    Bodies have them whole (`told`); a header is cut, and ASCII.
+    Bodies have them whole (`visible_warnings`); a header is cut, and ASCII.
     """
     if not warnings:
         return {}
@@ -88,7 +88,7 @@ def warning_headers(warnings: Sequence[str], client_id: str) -> dict[str, str]:
     return {WARNING_HEADER: _ascii(text, 2000)}
 
 
-def told(warnings: Sequence[str]) -> list[str] | UnsetType:
+def visible_warnings(warnings: Sequence[str]) -> list[str] | UnsetType:
     """Warnings as an answer's body has them: absent without any."""
     return list(warnings) or UNSET
 

@@ -19,7 +19,7 @@ from octavo.base.errors import ClientError, RequestFailed
 from octavo.base.outputs import RequestOutput
 from octavo.base.params import SamplingParams
 from octavo.entrypoints.http.access import Access
-from octavo.entrypoints.http.door import Door, trace_headers
+from octavo.entrypoints.http.context import RouteContext, trace_headers
 from octavo.entrypoints.http.errors import ServerStopping
 from octavo.entrypoints.http.fields import warning_headers
 from octavo.entrypoints.http.sampling import asks_max_tokens, limit_names, renamed
@@ -36,36 +36,38 @@ AT_ONCE = 16  # prompts that are checked without a pause
 Indexed = tuple[int, RequestOutput]  # which prompt of the request, and what came for it
 
 
-class Job(msgspec.Struct, frozen=True):
+class PromptJob(msgspec.Struct, frozen=True):
     """One prompt to generate for."""
 
     input: EngineInput
     params: SamplingParams
 
 
-def make_jobs(door: Door, inputs: Sequence[EngineInput], params: SamplingParams, req: GenerateRequest) -> list[Job]:
+def make_jobs(
+    context: RouteContext, inputs: Sequence[EngineInput], params: SamplingParams, req: GenerateRequest
+) -> list[PromptJob]:
     """One job for each prompt, all of them checked before any is sent; raises `ClientError` with its place."""
     jobs = []
     for place, each in enumerate(inputs):
         try:
-            checked_params = door.front.limits.check(each, params, max_tokens_is_default=not asks_max_tokens(req))
+            checked_params = context.frontend.limits.check(each, params, max_tokens_is_default=not asks_max_tokens(req))
         except ClientError as error:
             raise located(renamed(error, limit_names(req)), place, len(inputs)) from None
-        jobs.append(Job(each, checked_params))
+        jobs.append(PromptJob(each, checked_params))
     return jobs
 
 
 async def amake_jobs(
-    door: Door, inputs: Sequence[EngineInput], params: SamplingParams, req: GenerateRequest
-) -> list[Job]:
+    context: RouteContext, inputs: Sequence[EngineInput], params: SamplingParams, req: GenerateRequest
+) -> list[PromptJob]:
     """`make_jobs`, beside the event loop when there are many."""
     if len(inputs) <= AT_ONCE:
-        return make_jobs(door, inputs, params, req)
-    return await asyncio.to_thread(make_jobs, door, inputs, params, req)
+        return make_jobs(context, inputs, params, req)
+    return await asyncio.to_thread(make_jobs, context, inputs, params, req)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class ChunkHead:
     """What all chunks of one answer share, and what the client asked to see."""
 
     id: str
@@ -78,12 +80,14 @@ class Head:
     warnings: tuple[str, ...]
 
     @classmethod
-    def of(cls, req: GenerateRequest, door: Door, prefix: str, model: str, warnings: Sequence[str]) -> "Head":
+    def of(
+        cls, req: GenerateRequest, context: RouteContext, prefix: str, model: str, warnings: Sequence[str]
+    ) -> "ChunkHead":
         """A new answer's head; the id is the server's own whatever the client sent."""
         options = req.stream_options
         return cls(
-            id=f"{prefix}-{door.new_id()}",
-            created=int(door.clock()),
+            id=f"{prefix}-{context.new_id()}",
+            created=int(context.clock()),
             model=model,
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
@@ -96,7 +100,7 @@ class Head:
 class Reply(Protocol):
     """How one route answers."""
 
-    def jobs(self) -> Sequence[Job]:
+    def jobs(self) -> Sequence[PromptJob]:
         """The prompts to run."""
 
     def whole(self, finals: Sequence[RequestOutput]) -> msgspec.Struct:
@@ -132,7 +136,7 @@ class UsageCount:
         return make_usage(prompt, completion, cached, sources)
 
 
-class Run:
+class GenerationRun:
     """The engine streams of one HTTP request.
 
     Owns: the streams, and the tasks that merge them when there are several.
@@ -145,7 +149,7 @@ class Run:
         self._streams: list[Stream] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, jobs: Sequence[Job], req: GenerateRequest, request: Request, client_id: str) -> None:
+    async def start(self, jobs: Sequence[PromptJob], req: GenerateRequest, request: Request, client_id: str) -> None:
         """Open one stream for each job; raises before anything is answered when one is refused."""
         traces = trace_headers(request)
         transfer = transfer_hint(req, self._info, sum(job.params.n for job in jobs))
@@ -233,7 +237,7 @@ def located(error: ClientError, place: int, num_prompts: int) -> ClientError:
 
 
 async def serve(
-    door: Door,
+    context: RouteContext,
     request: Request,
     req: GenerateRequest,
     prepare: Callable[[], Awaitable[Reply]],
@@ -243,17 +247,17 @@ async def serve(
 
     Raises 4xx and 5xx errors, and `ClientGone`.
     """
-    door.check_alive()
-    ticket = door.gate.enter()
-    run = Run(door.front.engine, door.front.info, request.state.access)
-    client_id = request.state.access.name = door.client_id(request, req.request_id)
+    context.check_alive()
+    ticket = context.gate.enter()
+    run = GenerationRun(context.frontend.engine, context.frontend.info, request.state.access)
+    client_id = request.state.access.name = context.client_id(request, req.request_id)
     headers: dict[str, str] = {}
 
     async def begin() -> Reply:
         reply = await prepare()
         jobs = reply.jobs()
         if jobs[0].params.bad_words:  # spelled beside the event loop, and remembered
-            await asyncio.to_thread(door.front.limits.bad_words_ids, jobs[0].params)
+            await asyncio.to_thread(context.frontend.limits.bad_words_ids, jobs[0].params)
         await run.start(jobs, req, request, client_id)
         headers.update(warning_headers(warnings, client_id))
         return reply
@@ -273,9 +277,9 @@ async def serve(
             return EventStream(
                 reply.frames(run.outputs()),
                 close,
-                gate=door.gate,
+                gate=context.gate,
                 ticket=ticket,
-                keep_alive_s=door.server.stream_keep_alive_s,
+                keep_alive_s=context.server.stream_keep_alive_s,
                 headers=headers,
             )
         return json_response(await until_gone(request.receive, ticket, plain()), headers=headers)
@@ -285,4 +289,4 @@ async def serve(
         if not streaming:
             with suppress(asyncio.CancelledError):
                 await run.close()
-            door.gate.leave(ticket)
+            context.gate.leave(ticket)

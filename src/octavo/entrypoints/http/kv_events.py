@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.entrypoints.http.door import Door
+from octavo.entrypoints.http.context import RouteContext
 from octavo.entrypoints.http.gate import Gate
 from octavo.entrypoints.http.sse import KEEP_ALIVE, disconnected, frame
 from octavo.kvcache.published import Narrator, Note
@@ -28,20 +28,23 @@ CUT_S = 2.0  # for the end to reach a reader who was too slow
 class CacheEventRoute:
     """Owns: nothing; the front's feed has the state."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, context: RouteContext) -> None:
+        self._context = context
 
     async def events(self, request: Request) -> Response:
         """`GET /v1/kv/events`; 404 where nothing is recorded."""
-        door = self._door
-        door.check_alive()
-        feed = door.front.feed
+        context = self._context
+        context.check_alive()
+        feed = context.frontend.feed
         follower = feed.follow()
         if request.method == "HEAD":
             follower.end()
             return Response(media_type=NoteStream.media_type)
         return NoteStream(
-            follower, Narrator(feed.epoch, feed.scheme), gate=door.gate, keep_alive_s=door.server.stream_keep_alive_s
+            follower,
+            Narrator(feed.epoch, feed.scheme),
+            gate=context.gate,
+            keep_alive_s=context.server.stream_keep_alive_s,
         )
 
 

@@ -16,9 +16,9 @@ from starlette.responses import Response
 
 from octavo.base.errors import ClientError
 from octavo.entrypoints.http.checks import check_chat, request_warnings
-from octavo.entrypoints.http.door import Door
-from octavo.entrypoints.http.fields import told, warning_headers
-from octavo.entrypoints.http.generate import Job, make_jobs
+from octavo.entrypoints.http.context import RouteContext
+from octavo.entrypoints.http.fields import visible_warnings, warning_headers
+from octavo.entrypoints.http.generate import PromptJob, make_jobs
 from octavo.entrypoints.http.prompts import Prompt, split_prompts
 from octavo.entrypoints.http.sampling import chat_params, completion_params
 from octavo.entrypoints.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -72,10 +72,14 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 LONG_PROMPT = 4096  # token ids that are looked at beside the event loop
 
 
-async def render_chat(door: Door, req: ChatRequest | TokenizeRequest) -> EngineInput:
+async def render_chat(context: RouteContext, req: ChatRequest | TokenizeRequest) -> EngineInput:
     """The conversation through the template and the tokenizer; raises `ClientError` with the template's words."""
-    renderer, template = door.front.renderer, req.chat_template
-    if template is not None and template not in renderer.template.names and not door.server.trust_request_chat_template:
+    renderer, template = context.frontend.renderer, req.chat_template
+    if (
+        template is not None
+        and template not in renderer.template.names
+        and not context.server.trust_request_chat_template
+    ):
         raise ClientError(
             "chat_template in a request is not allowed here; start the server with --trust-request-chat-template",
             param="chat_template",
@@ -96,21 +100,23 @@ async def render_chat(door: Door, req: ChatRequest | TokenizeRequest) -> EngineI
     )
 
 
-async def render_prompts(door: Door, prompts: Sequence[Prompt], add_special_tokens: bool | None) -> list[EngineInput]:
+async def render_prompts(
+    context: RouteContext, prompts: Sequence[Prompt], add_special_tokens: bool | None
+) -> list[EngineInput]:
     """Text prompts and long id prompts through the tokenizer's threads, short id prompts as they are."""
     special = add_special_tokens is not False
-    return list(await asyncio.gather(*(_render_prompt(door, prompt, special) for prompt in prompts)))
+    return list(await asyncio.gather(*(_render_prompt(context, prompt, special) for prompt in prompts)))
 
 
-async def _render_prompt(door: Door, prompt: Prompt, special: bool) -> EngineInput:
-    renderer = door.front.renderer
+async def _render_prompt(context: RouteContext, prompt: Prompt, special: bool) -> EngineInput:
+    renderer = context.frontend.renderer
     if isinstance(prompt, str):
         return await renderer.atext(prompt, add_special_tokens=special)
     return await renderer.atokens(prompt) if len(prompt) > LONG_PROMPT else renderer.tokens(prompt)
 
 
-def _texts(door: Door, ids: Sequence[int]) -> list[str]:
-    return [door.tokenizer.token_text(token_id) for token_id in ids]
+def _texts(context: RouteContext, ids: Sequence[int]) -> list[str]:
+    return [context.tokenizer.token_text(token_id) for token_id in ids]
 
 
 class RenderRoutes:
@@ -119,41 +125,41 @@ class RenderRoutes:
     Owns: nothing; the door has the state.
     """
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, context: RouteContext) -> None:
+        self._context = context
 
     async def chat(self, request: Request) -> Response:
         """`POST /v1/chat/completions/render`."""
-        door = self._door
-        req, warnings = await door.read(ChatRequest, request)
-        model = door.model_name(req.model)
+        context = self._context
+        req, warnings = await context.read(ChatRequest, request)
+        model = context.model_name(req.model)
         check_chat(req)
-        params = chat_params(req, door.front.info.default_sampling)
-        check_answers(1, params.n, door.front.info.max_waiting_requests)
-        jobs = make_jobs(door, [await render_chat(door, req)], params, req)
+        params = chat_params(req, context.frontend.info.default_sampling)
+        check_answers(1, params.n, context.frontend.info.max_waiting_requests)
+        jobs = make_jobs(context, [await render_chat(context, req)], params, req)
         return self._rendered(model, jobs, req, request, warnings)
 
     async def completion(self, request: Request) -> Response:
         """`POST /v1/completions/render`."""
-        door = self._door
-        req, warnings = await door.read(CompletionRequest, request)
-        model = door.model_name(req.model)
-        params = completion_params(req, door.front.info.default_sampling)
+        context = self._context
+        req, warnings = await context.read(CompletionRequest, request)
+        model = context.model_name(req.model)
+        params = completion_params(req, context.frontend.info.default_sampling)
         prompts = split_prompts(
-            req.prompt, lambda num: check_answers(num, params.n, door.front.info.max_waiting_requests)
+            req.prompt, lambda num: check_answers(num, params.n, context.frontend.info.max_waiting_requests)
         )
-        inputs = await render_prompts(door, prompts, req.add_special_tokens)
-        return self._rendered(model, make_jobs(door, inputs, params, req), req, request, warnings)
+        inputs = await render_prompts(context, prompts, req.add_special_tokens)
+        return self._rendered(model, make_jobs(context, inputs, params, req), req, request, warnings)
 
     def _rendered(
         self,
         model: str,
-        jobs: list[Job],
+        jobs: list[PromptJob],
         req: ChatRequest | CompletionRequest,
         request: Request,
         warnings: list[str],
     ) -> Response:
-        info = self._door.front.info
+        info = self._context.frontend.info
         transfer_hint(req, info, sum(job.params.n for job in jobs))
         inputs = [job.input for job in jobs]
         warnings += request_warnings(req, info)
@@ -165,50 +171,50 @@ class RenderRoutes:
             max_model_len=info.max_model_len,
             prompts=[RenderedPrompt(i.prompt, i.prompt_token_ids, len(i.prompt_token_ids)) for i in inputs],
             sampling_params=shown,
-            warnings=told(warnings),
+            warnings=visible_warnings(warnings),
         )
         return json_response(answer, headers=self._headers(request, warnings, req.request_id))
 
     def _headers(self, request: Request, warnings: list[str], request_id: str | None = None) -> dict[str, str]:
-        return warning_headers(warnings, self._door.client_id(request, request_id))
+        return warning_headers(warnings, self._context.client_id(request, request_id))
 
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`."""
-        door = self._door
-        req, warnings = await door.read(TokenizeRequest, request)
-        door.model_name(req.model)
+        context = self._context
+        req, warnings = await context.read(TokenizeRequest, request)
+        context.model_name(req.model)
         if (req.prompt is None) == (req.messages is None):
             raise ClientError("send either prompt or messages", param="prompt")
         for name in _OF_CHATS if req.messages is None else ():
             if getattr(req, name) is not None:
                 raise ClientError(f"{name} goes with messages; a prompt has no template", param=name)
         if req.prompt is None:
-            rendered = await render_chat(door, req)
+            rendered = await render_chat(context, req)
             ids = rendered.prompt_token_ids
             warnings += rendered.warnings
         else:
-            rendered = await door.front.renderer.atext(
+            rendered = await context.frontend.renderer.atext(
                 req.prompt, add_special_tokens=req.add_special_tokens is not False
             )
             ids = rendered.prompt_token_ids
-        texts = await asyncio.to_thread(_texts, door, ids) if req.return_token_strs else None
+        texts = await asyncio.to_thread(_texts, context, ids) if req.return_token_strs else None
         answer = TokenizeAnswer(
             count=len(ids),
-            max_model_len=door.front.info.max_model_len,
+            max_model_len=context.frontend.info.max_model_len,
             tokens=ids,
             token_strs=texts,
-            warnings=told(warnings),
+            warnings=visible_warnings(warnings),
         )
         return json_response(answer, headers=self._headers(request, warnings))
 
     async def detokenize(self, request: Request) -> Response:
         """`POST /detokenize`."""
-        door = self._door
-        req, warnings = await door.read(DetokenizeRequest, request)
-        door.model_name(req.model)
-        check_token_ids("tokens", req.tokens, door.tokenizer.vocab_size)
+        context = self._context
+        req, warnings = await context.read(DetokenizeRequest, request)
+        context.model_name(req.model)
+        check_token_ids("tokens", req.tokens, context.tokenizer.vocab_size)
         text = await asyncio.to_thread(
-            door.tokenizer.decode, req.tokens, skip_special_tokens=bool(req.skip_special_tokens)
+            context.tokenizer.decode, req.tokens, skip_special_tokens=bool(req.skip_special_tokens)
         )
-        answer = DetokenizeAnswer(prompt=text, warnings=told(warnings))
+        answer = DetokenizeAnswer(prompt=text, warnings=visible_warnings(warnings))
         return json_response(answer, headers=self._headers(request, warnings))

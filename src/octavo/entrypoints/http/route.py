@@ -22,7 +22,7 @@ import octavo
 from octavo.base.errors import ClientError, ConfigError
 from octavo.config.schema import RouterConfig, ServerConfig
 from octavo.entrypoints.http.body import BodyReader
-from octavo.entrypoints.http.door import TRACE_HEADERS
+from octavo.entrypoints.http.context import TRACE_HEADERS
 from octavo.entrypoints.http.edge import Edge, Keyring
 from octavo.entrypoints.http.errors import NoInstance, ServerStopping
 from octavo.entrypoints.http.gate import Gate
@@ -30,16 +30,16 @@ from octavo.entrypoints.http.route_models import Models
 from octavo.entrypoints.http.route_prompt import Prompts
 from octavo.entrypoints.http.route_relay import INSTANCE_HEADER, PREFILL_HEADER, Asked, Relay
 from octavo.entrypoints.http.route_upstream import Upstream, make_client
-from octavo.entrypoints.http.route_watch import Watch
+from octavo.entrypoints.http.route_watch import InstanceWatch
 from octavo.entrypoints.http.sse import EventStream, until_gone
 from octavo.entrypoints.http.unrouted import http_exception
 from octavo.entrypoints.http.wire import json_response
-from octavo.features.router.addresses import Address
-from octavo.features.router.bodies import PARAMS, Kind
-from octavo.features.router.figures import Figures
+from octavo.features.router.addresses import InstanceAddress
+from octavo.features.router.bodies import PARAMS, RouteKind
 from octavo.features.router.fleet import Fleet, Member
-from octavo.features.router.health import Health
+from octavo.features.router.health import InstanceHealth
 from octavo.features.router.journey import Leg
+from octavo.features.router.metrics import RouterMetrics
 from octavo.observe.prometheus import CONTENT_TYPE
 
 
@@ -51,7 +51,7 @@ class Router:
 
     def __init__(
         self,
-        addresses: tuple[Address, ...],
+        addresses: tuple[InstanceAddress, ...],
         config: RouterConfig,
         server: ServerConfig,
         *,
@@ -60,18 +60,18 @@ class Router:
     ) -> None:
         for address in addresses:
             _check_url(address.url)
-        members = [Member(address, Health(config.health_failures, clock)) for address in addresses]
+        members = [Member(address, InstanceHealth(config.health_failures, clock)) for address in addresses]
         self.fleet = Fleet(members, load_weight=config.load_weight)
-        self.figures = Figures(self.fleet)
+        self.metrics = RouterMetrics(self.fleet)
         self.gate = Gate()
         self._client = make_client(config)
         key = {"authorization": f"Bearer {server.api_key[0]}"} if server.api_key else {}
-        self._watch = Watch(self.fleet, self._client, config, key)
+        self._watch = InstanceWatch(self.fleet, self._client, config, key)
         relay = Relay(
             self.fleet,
             Upstream(self._client, config),
             Prompts(self._client, self.fleet),
-            self.figures,
+            self.metrics,
             min_prefill_tokens=config.min_prefill_tokens,
         )
         self.app = _application(_Routes(self, relay, self._client, server), server, new_id)
@@ -124,13 +124,13 @@ class _Routes:
 
     async def complete(self, request: Request) -> Response:
         """`POST /v1/completions`."""
-        return await self._generate(request, Kind.COMPLETION)
+        return await self._generate(request, RouteKind.COMPLETION)
 
     async def chat(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
-        return await self._generate(request, Kind.CHAT)
+        return await self._generate(request, RouteKind.CHAT)
 
-    async def _generate(self, request: Request, kind: Kind) -> Response:
+    async def _generate(self, request: Request, kind: RouteKind) -> Response:
         gate = self._router.gate
         ticket = gate.enter()
         streaming = False
@@ -139,14 +139,19 @@ class _Routes:
             if body.get(PARAMS):  # whoever may choose them chooses what our servers connect to
                 raise ClientError(f"{PARAMS} is between the router and its servers; leave it out", param=PARAMS)
             asked = Asked(kind=kind, body=body, raw=raw, headers=_passed_on(request))
-            told = await until_gone(request.receive, ticket, self._relay.run(asked))
-            if told.answer is not None:
-                await told.close()
-                return Response(told.answer.body, told.answer.status, told.headers)
+            relayed = await until_gone(request.receive, ticket, self._relay.run(asked))
+            if relayed.answer is not None:
+                await relayed.close()
+                return Response(relayed.answer.body, relayed.answer.status, relayed.headers)
             streaming = True
             keep_alive_s = self._server.stream_keep_alive_s
             return EventStream(
-                told.frames(), told.close, gate=gate, ticket=ticket, keep_alive_s=keep_alive_s, headers=told.headers
+                relayed.frames(),
+                relayed.close,
+                gate=gate,
+                ticket=ticket,
+                keep_alive_s=keep_alive_s,
+                headers=relayed.headers,
             )
         except asyncio.CancelledError:  # the router's time to finish is over: say so instead of hanging up
             raise ServerStopping from None
@@ -176,7 +181,7 @@ class _Routes:
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics` in Prometheus' text format: the router's own figures."""
-        return Response(self._router.figures.render(), headers={"content-type": CONTENT_TYPE})
+        return Response(self._router.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
 def _check_url(url: str) -> None:

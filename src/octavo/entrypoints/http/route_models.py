@@ -21,7 +21,7 @@ from octavo.features.router.fleet import Fleet, Member
 MODELS_TIMEOUT_S = 10.0
 LENGTH = "max_model_len"
 
-Told = tuple[Member, httpx2.Response]
+RelayedResponse = tuple[Member, httpx2.Response]
 
 
 class Models:
@@ -35,14 +35,14 @@ class Models:
         """What the first server says, with the shortest context of any; raises `NoInstance` when nobody answers."""
         members = [member for member in self._fleet.members if member.health.usable]
         answers = await asyncio.gather(*(self._ask(member, path, headers) for member in members))
-        told = [each for each in answers if each is not None and each[1].status_code < 500]
-        if not told:
+        relayed = [each for each in answers if each is not None and each[1].status_code < 500]
+        if not relayed:
             raise NoInstance(f"no server behind this router takes requests now: {self._fleet.describe()}")
-        member, first = told[0]
+        member, first = relayed[0]
         sent = {"content-type": first.headers.get("content-type", ""), INSTANCE_HEADER: member.name}
-        return Response(_shortened(first.content, [answer.content for _, answer in told]), first.status_code, sent)
+        return Response(_shortened(first.content, [answer.content for _, answer in relayed]), first.status_code, sent)
 
-    async def _ask(self, member: Member, path: str, headers: Mapping[str, str]) -> Told | None:
+    async def _ask(self, member: Member, path: str, headers: Mapping[str, str]) -> RelayedResponse | None:
         try:
             async with asyncio.timeout(MODELS_TIMEOUT_S):
                 response = await self._client.get(member.url + path, headers=dict(headers))

@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 
 from octavo.entrypoints.http.route_upstream import NOT_JSON
-from octavo.features.router.bodies import Body, Kind, only_prompt
+from octavo.features.router.bodies import Body, RouteKind, only_prompt
 from octavo.features.router.fleet import Fleet
 from octavo.features.router.journey import Leg
 from octavo.features.router.prompt import Prompt
@@ -38,19 +38,21 @@ class Prompts:
         self._client = client
         self._fleet = fleet
 
-    async def of(self, kind: Kind, body: Body, raw: bytes, headers: Mapping[str, str], legs: Sequence[Leg]) -> Prompt:
+    async def of(
+        self, kind: RouteKind, body: Body, raw: bytes, headers: Mapping[str, str], legs: Sequence[Leg]
+    ) -> Prompt:
         """The prompt as caches name it; without tokens where they are not known, or would matter for none of `legs`."""
         leg = next((leg for leg in legs if self._fleet.informed(leg)), None)
         if leg is None:
             return Prompt()
-        given = only_prompt(body) if kind is Kind.COMPLETION else None
+        given = only_prompt(body) if kind is RouteKind.COMPLETION else None
         ids = given if isinstance(given, list) else await self._rendered(kind, raw, headers, leg)
         if not all(0 <= token < 1 << 32 for token in ids):
             return Prompt()
         salt = body.get("cache_salt")
         return Prompt(ids, salt if isinstance(salt, str) else None)
 
-    async def _rendered(self, kind: Kind, raw: bytes, headers: Mapping[str, str], leg: Leg) -> list[int]:
+    async def _rendered(self, kind: RouteKind, raw: bytes, headers: Mapping[str, str], leg: Leg) -> list[int]:
         member = min(self._fleet.usable(leg), key=lambda m: m.in_flight)
         try:
             async with asyncio.timeout(RENDER_TIMEOUT_S):

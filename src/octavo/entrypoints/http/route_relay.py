@@ -18,11 +18,18 @@ import msgspec
 from octavo.base.errors import RequestFailed
 from octavo.entrypoints.http.errors import NoInstance, answer
 from octavo.entrypoints.http.route_prompt import Prompts
-from octavo.entrypoints.http.route_upstream import NOT_JSON, RELAYED_HEADERS, Answer, Running, Unanswered, Upstream
-from octavo.features.router.bodies import Body, Kind, decode_body, params_of, prefill_body, worth_handing_over
-from octavo.features.router.figures import Figures, Outcome
+from octavo.entrypoints.http.route_upstream import (
+    NOT_JSON,
+    RELAYED_HEADERS,
+    Running,
+    Unanswered,
+    Upstream,
+    UpstreamResponse,
+)
+from octavo.features.router.bodies import Body, RouteKind, decode_body, params_of, prefill_body, worth_disaggregating
 from octavo.features.router.fleet import Fleet, Member
 from octavo.features.router.journey import Failure, Journey, Leg, Pick
+from octavo.features.router.metrics import Outcome, RouterMetrics
 from octavo.features.router.prompt import Prompt
 
 logger = logging.getLogger(__name__)
@@ -39,13 +46,13 @@ encode = msgspec.json.Encoder().encode
 class Asked:
     """A request as the client sent it; `headers` are those that are passed on."""
 
-    kind: Kind
+    kind: RouteKind
     body: Body
     raw: bytes
     headers: Mapping[str, str]
 
 
-class Events:
+class EventSplitter:
     """Cuts a stream between events, so that what the router adds never lands inside one.
 
     Owns: the part of an event that has not come to its end.
@@ -66,24 +73,26 @@ class Events:
         return whole
 
 
-class Told:
+class RelayedResponse:
     """What the client is to be sent: a whole answer, or a stream.
 
     Owns: how the request ended, counted once.
     """
 
-    def __init__(self, got: Answer | Running, headers: dict[str, str], figures: Figures, outcome: Outcome) -> None:
+    def __init__(
+        self, got: UpstreamResponse | Running, headers: dict[str, str], metrics: RouterMetrics, outcome: Outcome
+    ) -> None:
         self.headers = headers
-        self.answer = got if isinstance(got, Answer) else None
+        self.answer = got if isinstance(got, UpstreamResponse) else None
         self._running = got if isinstance(got, Running) else None
-        self._figures = figures
+        self._metrics = metrics
         self._outcome: Outcome | None = outcome
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Whole events as they come; raises `RequestFailed` when the server breaks off."""
         if self._running is None:
             return
-        events = Events()
+        events = EventSplitter()
         try:
             async with contextlib.aclosing(self._running.chunks()) as chunks:
                 async for chunk in chunks:
@@ -100,7 +109,7 @@ class Told:
     async def close(self) -> None:
         """The client has it, or is gone; may be called twice."""
         if self._outcome is not None:
-            self._figures.outcomes[self._outcome] += 1
+            self._metrics.outcomes[self._outcome] += 1
             self._outcome = None
         if self._running is not None:
             await self._running.close()
@@ -113,28 +122,28 @@ class Relay:
     """
 
     def __init__(
-        self, fleet: Fleet, upstream: Upstream, prompts: Prompts, figures: Figures, *, min_prefill_tokens: int
+        self, fleet: Fleet, upstream: Upstream, prompts: Prompts, metrics: RouterMetrics, *, min_prefill_tokens: int
     ) -> None:
         self._fleet = fleet
         self._upstream = upstream
         self._prompts = prompts
-        self._figures = figures
+        self._metrics = metrics
         self._min_prefill_tokens = min_prefill_tokens
 
-    async def run(self, asked: Asked) -> Told:
+    async def run(self, asked: Asked) -> RelayedResponse:
         """Ask servers until one answers."""
-        hand_over = self._fleet.hands_over and worth_handing_over(asked.body, asked.kind, self._min_prefill_tokens)
-        legs = (Leg.PREFILL, Leg.DECODE) if hand_over else (Leg.WHOLE,)
+        disagg = self._fleet.disaggregated and worth_disaggregating(asked.body, asked.kind, self._min_prefill_tokens)
+        legs = (Leg.PREFILL, Leg.DECODE) if disagg else (Leg.WHOLE,)
         try:
             prompt = await self._prompts.of(asked.kind, asked.body, asked.raw, asked.headers, legs)
-            journey = Journey(self._picker(prompt), hand_over=hand_over)
+            journey = Journey(self._picker(prompt), disagg=disagg)
             try:
                 return await self._travel(journey, asked)
             finally:
                 if journey.fell_back_from is not None:
-                    self._figures.fallbacks[journey.fell_back_from] += 1
+                    self._metrics.fallbacks[journey.fell_back_from] += 1
         except asyncio.CancelledError:
-            self._figures.outcomes[Outcome.CLIENT_GONE] += 1
+            self._metrics.outcomes[Outcome.CLIENT_GONE] += 1
             raise
 
     def _picker(self, prompt: Prompt) -> Pick:
@@ -143,32 +152,32 @@ class Relay:
             if found is None:
                 return None
             member, held_tokens = found
-            self._figures.chose(leg, held_tokens)
+            self._metrics.chose(leg, held_tokens)
             return member.name
 
         return pick
 
-    async def _travel(self, journey: Journey, asked: Asked) -> Told:
+    async def _travel(self, journey: Journey, asked: Asked) -> RelayedResponse:
         last: Unanswered | None = None
         failed: tuple[Leg, Failure] | None = None
         prefilled_by = ""
         while (step := journey.next()) is not None:
             leg, member = step[0], self._fleet[step[1]]
             if failed is not None:
-                self._figures.retries[failed] += 1
+                self._metrics.retries[failed] += 1
                 failed = None
             try:
                 if leg is Leg.PREFILL:
                     got = await self._prefill(member, asked)
                     if got.status >= 400:
-                        return self._told(got, member)
+                        return self._relayed(got, member)
                     journey.prefilled(params_of(_decoded(got.body)))
                     prefilled_by = member.name
                     continue
                 if journey.params is None:
-                    return self._told(await self._upstream.ask(member, asked.kind, asked.raw, asked.headers), member)
+                    return self._relayed(await self._upstream.ask(member, asked.kind, asked.raw, asked.headers), member)
                 body = _encoded(decode_body(asked.body, journey.params))
-                return self._told(
+                return self._relayed(
                     await self._upstream.ask(member, asked.kind, body, asked.headers), member, prefilled_by
                 )
             except Unanswered as error:
@@ -177,7 +186,7 @@ class Relay:
                 logger.warning("%s failed at %s: %s", leg, member.name, error)
         return self._unserved(last)
 
-    async def _prefill(self, member: Member, asked: Asked) -> Answer:
+    async def _prefill(self, member: Member, asked: Asked) -> UpstreamResponse:
         """Let a server compute the prompt: what it says, or what it has against the request."""
         body = _encoded(prefill_body(asked.body, asked.kind))
         got = await self._upstream.ask(member, asked.kind, body, asked.headers)
@@ -188,24 +197,26 @@ class Relay:
             raise Unanswered(Failure.STATUS, f"it answered {got.status}", got)
         return got
 
-    def _told(self, got: Answer | Running, member: Member, prefilled_by: str = "") -> Told:
+    def _relayed(self, got: UpstreamResponse | Running, member: Member, prefilled_by: str = "") -> RelayedResponse:
         shown = {**_relayed(got.headers), INSTANCE_HEADER: member.name}
         if prefilled_by:
             shown[PREFILL_HEADER] = prefilled_by
         if isinstance(got, Running):
-            return Told(got, shown, self._figures, Outcome.CLIENT_GONE)  # until it has come to its end
-        return Told(got, shown, self._figures, Outcome.DONE if got.status < 400 else Outcome.REFUSED)
+            return RelayedResponse(got, shown, self._metrics, Outcome.CLIENT_GONE)  # until it has come to its end
+        return RelayedResponse(got, shown, self._metrics, Outcome.DONE if got.status < 400 else Outcome.REFUSED)
 
-    def _unserved(self, last: Unanswered | None) -> Told:
+    def _unserved(self, last: Unanswered | None) -> RelayedResponse:
         """Nobody is there, or nobody answered."""
         if last is not None and last.answer is not None:
-            return Told(last.answer, _relayed(last.answer.headers), self._figures, Outcome.UNSERVED)
+            return RelayedResponse(last.answer, _relayed(last.answer.headers), self._metrics, Outcome.UNSERVED)
         error = NoInstance(f"no server behind this router takes requests now: {self._fleet.describe()}")
         if last is not None:
             error = NoInstance(f"no server behind this router answered; the last one: {last}", failed=True)
-        told = answer(error)
-        headers = {"content-type": "application/json", **told.headers}
-        return Told(Answer(told.status, headers, encode(told.body)), headers, self._figures, Outcome.UNSERVED)
+        refusal = answer(error)
+        headers = {"content-type": "application/json", **refusal.headers}
+        return RelayedResponse(
+            UpstreamResponse(refusal.status, headers, encode(refusal.body)), headers, self._metrics, Outcome.UNSERVED
+        )
 
 
 def _relayed(headers: Mapping[str, str]) -> dict[str, str]:

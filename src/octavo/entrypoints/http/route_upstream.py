@@ -48,14 +48,14 @@ def make_client(config: RouterConfig) -> httpx2.AsyncClient:
 class Unanswered(Exception):
     """A server gave no answer. `answer` is what it said instead, where it said anything."""
 
-    def __init__(self, failure: Failure, why: str, answer: "Answer | None" = None) -> None:
+    def __init__(self, failure: Failure, why: str, answer: "UpstreamResponse | None" = None) -> None:
         super().__init__(why)
         self.failure = failure
         self.answer = answer
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class UpstreamResponse:
     """A whole answer."""
 
     status: int
@@ -138,11 +138,13 @@ class Upstream:
         self._client = client
         self._first_byte_s = config.first_byte_timeout_s
 
-    async def ask(self, member: Member, path: str, body: bytes, headers: Mapping[str, str]) -> Answer | Running:
+    async def ask(
+        self, member: Member, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> UpstreamResponse | Running:
         """POST to one server. Raises `Unanswered` when another one should be asked."""
         fuse = Fuse()
         member.begin(fuse.blow)
-        got: Answer | Running | None = None
+        got: UpstreamResponse | Running | None = None
         try:
             request = self._client.build_request("POST", member.url + path, content=body, headers=dict(headers))
             got = await fuse.guard(lambda: self._answer(member, fuse, request), self._first_byte_s)
@@ -154,18 +156,18 @@ class Upstream:
         finally:
             if not isinstance(got, Running):
                 member.end(fuse.blow)
-        if isinstance(got, Answer) and may_retry(got.status, begun=False):
+        if isinstance(got, UpstreamResponse) and may_retry(got.status, begun=False):
             raise Unanswered(Failure.STATUS, self._note_status(member, got), got)
         return got
 
-    async def _answer(self, member: Member, fuse: Fuse, request: httpx2.Request) -> Answer | Running:
+    async def _answer(self, member: Member, fuse: Fuse, request: httpx2.Request) -> UpstreamResponse | Running:
         response = await self._client.send(request, stream=True)
         try:
             if (why := unfit(response)) is not None:
                 raise Unanswered(Failure.MALFORMED, why)
             streams = response.headers.get("content-type", "").startswith("text/event-stream")
             if not streams or response.status_code != 200:
-                return Answer(response.status_code, response.headers, await _whole(response))
+                return UpstreamResponse(response.status_code, response.headers, await _whole(response))
             rest = response.aiter_raw()
             first = await anext(rest, b"")
             if not first:
@@ -176,7 +178,7 @@ class Upstream:
         return Running(member, fuse, response, first, rest)
 
     @staticmethod
-    def _note_status(member: Member, answer: Answer) -> str:
+    def _note_status(member: Member, answer: UpstreamResponse) -> str:
         """A server that says that it takes nothing for a while is passed over meanwhile."""
         if answer.status == 503 and (seconds := draining_s(answer)) is not None:
             member.health.drains(seconds)
@@ -204,7 +206,7 @@ def unfit(response: httpx2.Response) -> str | None:
     return None
 
 
-def draining_s(answer: Answer) -> float | None:
+def draining_s(answer: UpstreamResponse) -> float | None:
     """For how long a server says that it takes no requests; None when it says that it is broken, or nothing."""
     text = answer.headers.get("retry-after")
     if text is None or error_code(answer.body) == "engine_dead":

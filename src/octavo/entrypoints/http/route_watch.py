@@ -16,14 +16,14 @@ from octavo.config.schema import RouterConfig
 from octavo.entrypoints.http.route_upstream import (
     DRAINING_S,
     NOT_JSON,
-    Answer,
+    UpstreamResponse,
     draining_s,
     error_code,
     error_message,
     unreachable,
 )
 from octavo.features.router.fleet import Fleet, Member
-from octavo.features.router.health import State
+from octavo.features.router.health import InstanceState
 from octavo.kvcache.published import Note, StartOver
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ EVENTS_REST_S = 1.0  # after a stream that broke
 EVENTS_SILENCE_S = 60.0  # servers comment their silence more often than that
 
 
-class Watch:
+class InstanceWatch:
     """Owns: its tasks, two a server, and which servers know no /ready."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Watch:
         if await self._looked(member):
             member.give_up()
         if (now := member.health.state) is not before:
-            level = logging.INFO if now is State.UP else logging.WARNING
+            level = logging.INFO if now is InstanceState.UP else logging.WARNING
             logger.log(level, "%s is %s%s", member.name, now, member.health.why and f": {member.health.why}")
 
     async def _looked(self, member: Member) -> bool:
@@ -103,7 +103,7 @@ class Watch:
         if response.status_code == 200:
             health.passed()
             return False
-        answer = Answer(response.status_code, response.headers, response.content)
+        answer = UpstreamResponse(response.status_code, response.headers, response.content)
         if error_code(answer.body) in NOT_WELL:
             return health.failed(f"it says: {error_message(answer.body)}", certain=True)
         if answer.status == 503 and (seconds := draining_s(answer)) is not None:

@@ -125,10 +125,12 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _finish(self, send: Send, error: Exception) -> None:
-        told = answer(error)
-        if told.status >= 500:
-            logger.error("a stream ended with an error: %s", told.body.error.message, exc_info=_stack(told.body, error))
-        await send({"type": "http.response.body", "body": frame(told.body), "more_body": False})
+        refusal = answer(error)
+        if refusal.status >= 500:
+            logger.error(
+                "a stream ended with an error: %s", refusal.body.error.message, exc_info=_stack(refusal.body, error)
+            )
+        await send({"type": "http.response.body", "body": frame(refusal.body), "more_body": False})
 
 
 def _stack(body: Any, error: Exception) -> Exception | None:

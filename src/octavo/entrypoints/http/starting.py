@@ -169,10 +169,10 @@ class StartingPort:
 
 def response(now: Now, *, with_body: bool = True) -> bytes:
     """The answer that a start which stands at `now` gives to everybody."""
-    told = answer(Starting(now))
+    refusal = answer(Starting(now))
     body = msgspec.json.encode(
         StartingBody(
-            error=told.body.error,
+            error=refusal.body.error,
             phase=now.phase,
             phase_seconds=round(now.seconds, 2),
             seconds=round(now.total_s, 2),
@@ -181,7 +181,7 @@ def response(now: Now, *, with_body: bool = True) -> bytes:
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),
-        **told.headers,
+        **refusal.headers,
         "x-request-id": os.urandom(16).hex(),
         "connection": "close",
     }

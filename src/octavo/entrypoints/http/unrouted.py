@@ -19,8 +19,8 @@ async def http_exception(request: Request, error: Exception) -> Response:
     messages = {404: "there is no such route", 405: "this route does not take this method"}
     detail = messages.get(status, str(getattr(error, "detail", "the request was refused")))
     path = request.scope["path"][:100]
-    told = answer(HttpError(status, f"{detail}: {request.method[:20]} {path}", code=_code(status), headers=headers))
-    return json_response(told.body, status=told.status, headers=told.headers)
+    refusal = answer(HttpError(status, f"{detail}: {request.method[:20]} {path}", code=_code(status), headers=headers))
+    return json_response(refusal.body, status=refusal.status, headers=refusal.headers)
 
 
 def _code(status: int) -> str:

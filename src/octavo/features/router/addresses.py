@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from octavo.base.errors import ConfigError
 
 
-class Role(StrEnum):
+class InstanceRole(StrEnum):
     """What a server is there for."""
 
     PREFILL = "prefill"
@@ -21,20 +21,20 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class InstanceAddress:
     """One server. `name` is its host and port; `url` has no slash at the end and no /v1."""
 
     name: str
     url: str
-    roles: frozenset[Role]
+    roles: frozenset[InstanceRole]
 
 
 def read_addresses(
     prefill: Sequence[str] | None, decode: Sequence[str] | None, plain: Sequence[str] | None
-) -> tuple[Address, ...]:
+) -> tuple[InstanceAddress, ...]:
     """The servers behind the router, in the order given; raises `ConfigError`."""
-    roles: dict[str, set[Role]] = {}
-    for role, urls in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.PLAIN, plain)):
+    roles: dict[str, set[InstanceRole]] = {}
+    for role, urls in ((InstanceRole.PREFILL, prefill), (InstanceRole.DECODE, decode), (InstanceRole.PLAIN, plain)):
         for text in urls or ():
             roles.setdefault(_clean(text, f"--{role}"), set()).add(role)
     if not roles:
@@ -42,7 +42,7 @@ def read_addresses(
     if bool(prefill) != bool(decode):
         given, absent = ("--prefill", "--decode") if prefill else ("--decode", "--prefill")
         raise ConfigError(f"{given} needs {absent}: one computes prompts for the other; or use --plain.")
-    return tuple(Address(url.split("://", 1)[1], url, frozenset(found)) for url, found in roles.items())
+    return tuple(InstanceAddress(url.split("://", 1)[1], url, frozenset(found)) for url, found in roles.items())
 
 
 def _clean(text: str, flag: str) -> str:

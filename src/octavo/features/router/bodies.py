@@ -18,7 +18,7 @@ TOKENS_PER_MESSAGE = 4
 Body = Mapping[str, Any]
 
 
-class Kind(StrEnum):
+class RouteKind(StrEnum):
     """A generating route, by its path."""
 
     COMPLETION = "/v1/completions"
@@ -41,9 +41,9 @@ def only_prompt(body: Body) -> str | list[int] | None:
     return None
 
 
-def estimated_tokens(body: Body, kind: Kind) -> int:
+def estimated_tokens(body: Body, kind: RouteKind) -> int:
     """About how long the prompt is."""
-    if kind is Kind.COMPLETION:
+    if kind is RouteKind.COMPLETION:
         prompt = only_prompt(body)
         return 0 if prompt is None else len(prompt) if isinstance(prompt, list) else _text_tokens(prompt)
     messages = body.get("messages")
@@ -64,13 +64,13 @@ def _content_tokens(content: object) -> int:
     return sum(_text_tokens(text) for text in texts if isinstance(text, str))
 
 
-def worth_handing_over(body: Body, kind: Kind, min_tokens: int) -> bool:
+def worth_disaggregating(body: Body, kind: RouteKind, min_tokens: int) -> bool:
     """True for a request whose prompt one server may compute and whose answer another may make."""
     one_answer = all(body.get(name) is None or same_json(body[name], 1) for name in ("n", "best_of"))
     unscored = not body.get("echo") and body.get("prompt_logprobs") is None
     if not one_answer or not unscored or body.get(PARAMS) is not None:
         return False
-    if kind is Kind.COMPLETION and only_prompt(body) is None:
+    if kind is RouteKind.COMPLETION and only_prompt(body) is None:
         return False
     for name in ("max_tokens", "max_completion_tokens"):
         if body.get(name) is None:
@@ -81,14 +81,14 @@ def worth_handing_over(body: Body, kind: Kind, min_tokens: int) -> bool:
     return estimated_tokens(body, kind) >= min_tokens
 
 
-def prefill_body(body: Body, kind: Kind) -> dict[str, Any]:
+def prefill_body(body: Body, kind: RouteKind) -> dict[str, Any]:
     """What the server that computes the prompt is sent: the same request for one token, to be kept for another."""
     left_out = ("stream_options", "min_tokens", "best_of")
     sent = {name: value for name, value in body.items() if name not in left_out}
     sent |= {"stream": False, "max_tokens": 1, PARAMS: {"do_remote_decode": True}}
     if "n" in sent:
         sent["n"] = 1
-    if kind is Kind.CHAT and sent.get("max_completion_tokens") is not None:
+    if kind is RouteKind.CHAT and sent.get("max_completion_tokens") is not None:
         sent["max_completion_tokens"] = 1
     return sent
 

@@ -7,18 +7,18 @@ Does not know: HTTP, sockets, or how anything about a server is learned.
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from octavo.features.router.addresses import Address, Role
+from octavo.features.router.addresses import InstanceAddress, InstanceRole
 from octavo.features.router.choice import Candidate, best
-from octavo.features.router.health import Health
+from octavo.features.router.health import InstanceHealth
 from octavo.features.router.journey import Leg
 from octavo.features.router.prompt import SHAREABLE, Prompt
 from octavo.kvcache.published import Mirror
 
 # For each purpose who is asked, those of the first role before those of the next.
-ROLES: dict[Leg, tuple[Role, ...]] = {
-    Leg.PREFILL: (Role.PREFILL,),
-    Leg.DECODE: (Role.DECODE,),
-    Leg.WHOLE: (Role.PLAIN, Role.DECODE, Role.PREFILL),
+ROLES: dict[Leg, tuple[InstanceRole, ...]] = {
+    Leg.PREFILL: (InstanceRole.PREFILL,),
+    Leg.DECODE: (InstanceRole.DECODE,),
+    Leg.WHOLE: (InstanceRole.PLAIN, InstanceRole.DECODE, InstanceRole.PREFILL),
 }
 
 
@@ -29,7 +29,7 @@ class Member:
     they are given up.
     """
 
-    def __init__(self, address: Address, health: Health) -> None:
+    def __init__(self, address: InstanceAddress, health: InstanceHealth) -> None:
         self.name = address.name
         self.url = address.url
         self.roles = address.roles
@@ -77,9 +77,9 @@ class Fleet:
         return self._by_name[name]
 
     @property
-    def hands_over(self) -> bool:
+    def disaggregated(self) -> bool:
         """True when there are servers that compute prompts for others."""
-        return any(Role.PREFILL in member.roles for member in self.members)
+        return any(InstanceRole.PREFILL in member.roles for member in self.members)
 
     def usable(self, leg: Leg, without: frozenset[str] = frozenset()) -> list[Member]:
         """Who may be asked now, of the first role of which there is anybody."""

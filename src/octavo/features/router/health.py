@@ -13,7 +13,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 
-class State(StrEnum):
+class InstanceState(StrEnum):
     """What is known of a server."""
 
     UNKNOWN = "unknown"  # never checked
@@ -22,7 +22,7 @@ class State(StrEnum):
     DOWN = "down"
 
 
-class Health:
+class InstanceHealth:
     """One server's state. `failures`: failed checks in a row until it is given up.
 
     Owns: the state, the count of failed checks, why it is down, and until when it drains.
@@ -31,26 +31,26 @@ class Health:
     def __init__(self, failures: int, clock: Callable[[], float]) -> None:
         self._failures = failures
         self._clock = clock
-        self._state = State.UNKNOWN
+        self._state = InstanceState.UNKNOWN
         self._failed = 0
         self._drains_until_s = 0.0
         self.why = "it was not checked yet"
 
     @property
-    def state(self) -> State:
+    def state(self) -> InstanceState:
         """The state now."""
-        if self._state is State.UP and self._clock() < self._drains_until_s:
-            return State.DRAINING
+        if self._state is InstanceState.UP and self._clock() < self._drains_until_s:
+            return InstanceState.DRAINING
         return self._state
 
     @property
     def usable(self) -> bool:
         """True when it may be given requests."""
-        return self.state is State.UP
+        return self.state is InstanceState.UP
 
     def passed(self) -> None:
         """A check was answered well. What it said about draining stands until its time is over."""
-        self._state, self._failed, self.why = State.UP, 0, ""
+        self._state, self._failed, self.why = InstanceState.UP, 0, ""
 
     def failed(self, why: str, *, certain: bool = False) -> bool:
         """A check failed; `certain` when nobody was there, or the server itself said that it is not well.
@@ -59,15 +59,15 @@ class Health:
         """
         self._failed += 1
         if certain or self._failed >= self._failures:
-            self._state, self.why = State.DOWN, why
+            self._state, self.why = InstanceState.DOWN, why
         return self._failed == self._failures
 
     def refused(self, why: str) -> None:
         """A request found nobody there."""
-        self._state, self.why = State.DOWN, why
+        self._state, self.why = InstanceState.DOWN, why
 
     def drains(self, for_s: float) -> None:
         """It takes no requests now, and says for how long."""
-        self._state, self._failed = State.UP, 0  # it is there, after all
+        self._state, self._failed = InstanceState.UP, 0  # it is there, after all
         self._drains_until_s = self._clock() + for_s
         self.why = "it takes no requests now"

@@ -51,9 +51,9 @@ class Journey:
     Owns: the leg, who was tried for what, and the parameters of the hand-over.
     """
 
-    def __init__(self, pick: Pick, *, hand_over: bool) -> None:
+    def __init__(self, pick: Pick, *, disagg: bool) -> None:
         self._pick = pick
-        self.leg = Leg.PREFILL if hand_over else Leg.WHOLE
+        self.leg = Leg.PREFILL if disagg else Leg.WHOLE
         self.params: Mapping[str, Any] | None = None
         self.fell_back_from: Leg | None = (
             None  # set once the request goes whole although it should have been handed over

@@ -6,7 +6,7 @@ part of them differs.
 Does not know: who connects, rows, or keys' meaning.
 
 A message is a frame: 4 bytes of magic, its length (uint32, little endian), and msgpack of one of the types below, told
-apart by their tag. After `Chunks` come the chunks themselves, sealed (see `data.seal`), so many bytes each.
+apart by their tag. After `ChunkSizes` come the chunks themselves, sealed (see `data.seal`), so many bytes each.
 
     client: Hello   ->   server: Welcome, or Refused, and the connection is over
     client: Find    ->   server: Found
@@ -19,7 +19,7 @@ apart by their tag. After `Chunks` come the chunks themselves, sealed (see `data
     client: Point   ->   server: Pointed                       (host memory, to be read one-sidedly)
     client: Stood   ->   server: Found                         (which of it did not change until now)
 
-`Beat` and `Return` may come twice, late or for leases that nobody knows: the answer says so and nothing else happens.
+`LeaseHeartbeat` and `Return` may come twice, late or for leases that nobody knows: the answer says so and nothing else happens.
 """
 
 import socket
@@ -71,7 +71,7 @@ class Find(Message, frozen=True):
     keys: tuple[bytes, ...]
 
 
-class Found(Message, frozen=True):
+class FoundKeys(Message, frozen=True):
     """An answer for each key."""
 
     good: tuple[bool, ...]
@@ -83,7 +83,7 @@ class Fetch(Message, frozen=True):
     keys: tuple[bytes, ...]
 
 
-class Take(Message, frozen=True, kw_only=True):
+class FetchBlocks(Message, frozen=True, kw_only=True):
     """Send these blocks of a lease: by group, the places of blocks in the request's table."""
 
     lease: LeaseName
@@ -91,7 +91,7 @@ class Take(Message, frozen=True, kw_only=True):
     places: tuple[int, ...]
 
 
-class Beat(Message, frozen=True):
+class LeaseHeartbeat(Message, frozen=True):
     """These leases are still wanted."""
 
     leases: tuple[LeaseName, ...]
@@ -160,7 +160,7 @@ class Stood(Message, frozen=True):
     rows: tuple[tuple[int, int], ...]
 
 
-class Chunks(Message, frozen=True):
+class ChunkSizes(Message, frozen=True):
     """For each key or place, how many bytes of it follow; 0: it is not there."""
 
     sizes: tuple[int, ...]
@@ -172,11 +172,11 @@ _DECODER = msgspec.msgpack.Decoder(
     | Welcome
     | Refused
     | Find
-    | Found
+    | FoundKeys
     | Fetch
-    | Chunks
-    | Take
-    | Beat
+    | ChunkSizes
+    | FetchBlocks
+    | LeaseHeartbeat
     | Return
     | Alive
     | Reach

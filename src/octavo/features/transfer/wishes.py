@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from octavo.base.errors import ClientError
 from octavo.features.transfer.address import CHUNK, HOST, REQUEST, parse_tiers
-from octavo.features.transfer.handover import ASK, FIELD, TAKE, Hint, Role, read_hint
+from octavo.features.transfer.disagg import ASK, FIELD, TAKE, Hint, TransferRole, read_hint
 
 TIERS: Final = "tiers"
 POLICY: Final = "tier_policy"
@@ -32,7 +32,7 @@ def check_params(
     Raises `ClientError`.
     """
     _check_names(params, has_connector)
-    _check_hand_over(params, role, num_answers)
+    _check_disagg(params, role, num_answers)
     asked = [name for name in (TIERS, POLICY) if name in params]
     if not tiers:
         if asked:
@@ -71,11 +71,11 @@ def _check_names(params: Mapping[str, Any], has_connector: bool) -> None:
             raise _wrong(name, f"there is no such parameter; there are {', '.join(_KNOWN)}")
 
 
-def _check_hand_over(params: Mapping[str, Any], role: str | None, num_answers: int) -> None:
-    side = None if role is None else Role(role)
+def _check_disagg(params: Mapping[str, Any], role: str | None, num_answers: int) -> None:
+    side = None if role is None else TransferRole(role)
     for name, able, other in (
-        (ASK, side is not None and side.produces, Role.PRODUCER),
-        (TAKE, side is not None and side.consumes, Role.CONSUMER),
+        (ASK, side is not None and side.produces, TransferRole.PRODUCER),
+        (TAKE, side is not None and side.consumes, TransferRole.CONSUMER),
     ):
         if not params.get(name):
             continue

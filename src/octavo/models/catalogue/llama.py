@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from octavo.config.facts import ModelFacts
-from octavo.layers.embedding import Embedding, Head, StoredTiedHead, TiedHead, tied_head
+from octavo.layers.embedding import Embedding, LMHead, StoredTiedHead, TiedHead, tied_head
 from octavo.layers.linear import ColumnLinear, RowLinear
 from octavo.layers.pointwise import RMSNorm, gated_activation
 from octavo.layers.rotary import RotaryTable
@@ -171,11 +171,11 @@ class LlamaForCausalLM(nn.Module):
         super().__init__()
         facts, group = ctx.facts, ctx.parallel.tp
         self.model = Trunk(ctx)
-        self.lm_head: Head | TiedHead | StoredTiedHead
+        self.lm_head: LMHead | TiedHead | StoredTiedHead
         if facts.tie_embeddings:
             self.lm_head = tied_head(self.model.embed_tokens, scheme=ctx.scheme, linear=ctx.ops.linear, group=group)
         else:
-            self.lm_head = Head(facts.vocab_size, facts.hidden_size, bias=False, scheme=ctx.scheme, group=group)
+            self.lm_head = LMHead(facts.vocab_size, facts.hidden_size, bias=False, scheme=ctx.scheme, group=group)
         self.attention_layers = self.model.attention_layers
 
     @staticmethod

@@ -16,7 +16,7 @@ from octavo.kvcache.hashing import BlockHash, group_key
 from octavo.kvcache.policies import NULL_BLOCK
 
 
-class Chunks:
+class ChunkKeys:
     """Owns: nothing that changes."""
 
     def __init__(self, block_sizes: Sequence[int], hash_block_size: int, blocks: int = 1) -> None:

@@ -14,13 +14,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from octavo.base.errors import ClientError, ConfigError
 from octavo.features.transfer.address import parse_listen
-from octavo.features.transfer.handover import FIELD, Drop, Hint, PullJob, Watch, difference, good_tokens, read_hint
+from octavo.features.transfer.disagg import (
+    FIELD,
+    Hint,
+    LeaseDrop,
+    LeaseWatch,
+    PullJob,
+    difference,
+    good_tokens,
+    read_hint,
+)
 from octavo.features.transfer.plan import JobReport
 from octavo.kvcache.policies import NULL_BLOCK
 from octavo.scheduler.seams import FinishHold, Match, Readiness, Retry
 
 if TYPE_CHECKING:
-    from octavo.scheduler.draft import StepDraft
+    from octavo.scheduler.plan_builder import PlanBuilder
     from octavo.scheduler.request import Request
 
 log = logging.getLogger(__name__)
@@ -85,8 +94,8 @@ class Consumer:
         self._wanted: dict[str, _Wanted] = {}
         self._jobs: dict[int, str] = {}
         self._next_job = 1
-        self._watches: list[Watch] = []
-        self._drops: list[Drop] = []
+        self._watches: list[LeaseWatch] = []
+        self._drops: list[LeaseDrop] = []
         self._pulls: list[PullJob] = []
         self.counts = dict.fromkeys(COUNTS, 0)
         self.num_tokens = 0
@@ -126,7 +135,7 @@ class Consumer:
             return
         wanted = _Wanted(hint, [[] for _ in self._sizes])
         self._wanted[req.request_id] = wanted
-        self._watches.append(Watch(lease=hint.lease, address=hint.address, lease_s=hint.lease_s))
+        self._watches.append(LeaseWatch(lease=hint.lease, address=hint.address, lease_s=hint.lease_s))
         if not hint.is_for(req.source):
             self.counts["not_ours"] += 1
             self._give_up(wanted)
@@ -185,10 +194,10 @@ class Consumer:
         self._next_job += 1
         self._pulls.append(wanted.pull)
 
-    def step(self, draft: "StepDraft") -> None:
+    def step(self, builder: "PlanBuilder") -> None:
         """Who runs now."""
         if self._by_layer:
-            self._running = {req.request_id for req in draft.rows}
+            self._running = {req.request_id for req in builder.rows}
 
     def preempted(self, req: "Request") -> None:
         """Its blocks are gone."""
@@ -212,12 +221,12 @@ class Consumer:
 
     def _end(self, wanted: _Wanted, *, done: bool) -> None:
         wanted.stage = Stage.OVER
-        self._drops.append(Drop(lease=wanted.hint.lease, done=done))
+        self._drops.append(LeaseDrop(lease=wanted.hint.lease, done=done))
 
     def _give_up(self, wanted: _Wanted) -> None:
         self._end(wanted, done=False)
 
-    def take(self) -> tuple[tuple[Watch, ...], tuple[Drop, ...], tuple[PullJob, ...]]:
+    def take(self) -> tuple[tuple[LeaseWatch, ...], tuple[LeaseDrop, ...], tuple[PullJob, ...]]:
         """What is to be told to the data half."""
         out = tuple(self._watches), tuple(self._drops), tuple(self._pulls)
         self._watches, self._drops, self._pulls = [], [], []

@@ -18,12 +18,12 @@ from octavo.config.schema import CacheConfig
 from octavo.features.transfer.address import parse_listen
 from octavo.features.transfer.control.consumer import Consumer, OnFailure
 from octavo.features.transfer.control.producer import BlocksOf, Producer
-from octavo.features.transfer.handover import HandoverPlan, HandoverReport, LeaseNews, Role
+from octavo.features.transfer.disagg import DisaggPlan, DisaggReport, LeaseNews, TransferRole
 from octavo.kvcache.prefix import CacheEvent
 from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, Readiness, Retry
 
 if TYPE_CHECKING:
-    from octavo.scheduler.draft import StepDraft
+    from octavo.scheduler.plan_builder import PlanBuilder
     from octavo.scheduler.request import Request
 
 FETCH_POLL_S: Final = 0.002  # how often reports are asked for while a fetch is under way and nothing runs
@@ -33,7 +33,7 @@ STALL_AGAIN_S: Final = 0.2
 
 
 @dataclass(slots=True)
-class Handover:
+class DisaggControl:
     """Both sides as one part of the scheduler.
 
     Owns: its sides, when reports are asked for next, and since when requests wait while nothing runs.
@@ -65,27 +65,27 @@ class Handover:
         if self.consumer is not None:
             self.consumer.reserved(req, block_ids, external_tokens)
 
-    def plan(self, draft: "StepDraft") -> PlanPart | Late | None:
-        self._break_circle(draft)
+    def plan(self, builder: "PlanBuilder") -> PlanPart | Late | None:
+        self._break_circle(builder)
         grants, revokes = ((), ()) if self.producer is None else self.producer.take()
-        saves = () if self.producer is None else self.producer.saves(draft)
+        saves = () if self.producer is None else self.producer.saves(builder)
         forgets = () if self.producer is None else self.producer.forgets()
         watches, drops, pulls = ((), (), ()) if self.consumer is None else self.consumer.take()
         if self.consumer is not None:
-            self.consumer.step(draft)
+            self.consumer.step(builder)
         if not (grants or saves or forgets or revokes or watches or drops or pulls) and (
-            draft.rows or not self._wants_reports or self.clock() < self._next_poll
+            builder.rows or not self._wants_reports or self.clock() < self._next_poll
         ):
             return None  # reports come with the rows, or are not due
         self._next_poll = self.clock() + self._poll_s
-        return HandoverPlan(
+        return DisaggPlan(
             grants=grants, saves=saves, forgets=forgets, revokes=revokes, watches=watches, drops=drops, pulls=pulls
         )
 
-    def _break_circle(self, draft: "StepDraft") -> None:
+    def _break_circle(self, builder: "PlanBuilder") -> None:
         """Who waits for room keeps alive the leases that it will read. When leases hold that room, here or at an engine
         whose requests wait for ours, nobody would ever go on: after a while ours end, one after the other."""
-        if draft.rows or not self.producer or not self.consumer or self._fetching:
+        if builder.rows or not self.producer or not self.consumer or self._fetching:
             self._stalled_at = None
             return
         now = self.clock()
@@ -132,7 +132,7 @@ class Handover:
         return self.producer.offer(req)
 
     def absorb(self, result: StepResult) -> Absorbed:
-        report = result.part(HandoverReport)
+        report = result.part(DisaggReport)
         if report is None:
             return Absorbed()
         ready: list[Readiness] = []
@@ -182,9 +182,9 @@ def make(
     blocks_of: BlocksOf,
     clock: Callable[[], float],
     new_id: Callable[[], str] = lambda: secrets.token_hex(16),
-) -> Handover:
+) -> DisaggControl:
     """The part for a role. Raises `ConfigError` for a producer that nobody could reach."""
-    sides, transport, producer, consumer = Role(role), cache.kv_transport, None, None
+    sides, transport, producer, consumer = TransferRole(role), cache.kv_transport, None, None
     sizes = [group.spec.block_size for group in layout.groups]
     if sides.produces:
         address = producer_address(sides, transport, cache.kv_listen, cache.kv_advertise)
@@ -201,7 +201,7 @@ def make(
         consumer = Consumer(
             sizes, on_failure, transport=transport, allow=cache.kv_allow or (), by_layer=cache.kv_by_layer
         )
-    return Handover(clock, producer, consumer)
+    return DisaggControl(clock, producer, consumer)
 
 
 def producer_address(role: str, transport: str, listen: str | None, advertise: str | None) -> str:

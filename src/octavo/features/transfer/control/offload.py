@@ -16,14 +16,14 @@ from octavo.base.kvspec import KVLayout
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.base.types import RequestState
 from octavo.features.transfer.address import REQUEST, chunk_bytes, num_rows, parse_tiers, row_bytes
-from octavo.features.transfer.control.chunks import Chunks
+from octavo.features.transfer.control.chunks import ChunkKeys
 from octavo.features.transfer.control.evict import make_policy
-from octavo.features.transfer.control.figures import labelled
+from octavo.features.transfer.control.host_index import Chunk, HostBlockIndex
+from octavo.features.transfer.control.metrics import labelled
 from octavo.features.transfer.control.polls import Polls
-from octavo.features.transfer.control.primary import Chunk, PrimaryTier
-from octavo.features.transfer.control.search import Found
+from octavo.features.transfer.control.search import ChunkState
 from octavo.features.transfer.control.speed import Speed
-from octavo.features.transfer.control.tier_books import TierFacts
+from octavo.features.transfer.control.tier_state import TierFacts
 from octavo.features.transfer.control.tiers import HOST, TierStack
 from octavo.features.transfer.plan import Copy, Speeds, TransferPlan, TransferReport
 from octavo.features.transfer.wishes import tier_wishes
@@ -31,7 +31,7 @@ from octavo.kvcache.prefix import CacheEvent, EventLog, NoEvents
 from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, Readiness, Retry
 
 if TYPE_CHECKING:
-    from octavo.scheduler.draft import StepDraft
+    from octavo.scheduler.plan_builder import PlanBuilder
     from octavo.scheduler.request import Request
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Offload:
         self,
         stack: TierStack,
         *,
-        chunks: Chunks,
+        chunks: ChunkKeys,
         clock: Callable[[], float],
         bytes_per_token: float = 0.0,
         speeds: Speeds = NOT_MEASURED,
@@ -149,7 +149,7 @@ class Offload:
             return Match()
         keys, per_unit = self._keys(req, row, first, last), self._chunks.per_unit
         found = self.stack.lookup(req.request_id, keys, self._computing.seconds(self._unit) / per_unit)
-        if found.state in (Found.RETRY, Found.PENDING):
+        if found.state in (ChunkState.RETRY, ChunkState.PENDING):
             row.asked = (self.stack.version, local_tokens, now)
             return Retry()
         units = found.num_ready // per_unit
@@ -260,10 +260,10 @@ class Offload:
 
     # ---- steps --------------------------------------------------------------------------------
 
-    def plan(self, draft: "StepDraft") -> PlanPart | Late | None:
-        tokens = sum(take.count for take in draft.takes.values() if take.in_prompt)
+    def plan(self, builder: "PlanBuilder") -> PlanPart | Late | None:
+        tokens = sum(take.count for take in builder.takes.values() if take.in_prompt)
         if tokens:
-            self._prompt_tokens[draft.seq] = tokens
+            self._prompt_tokens[builder.seq] = tokens
         version, now = self.stack.version, self._clock()
         tier_jobs = self.stack.take_jobs()
         stores, loads = tuple(self._stores), tuple(self._loads)
@@ -272,7 +272,7 @@ class Offload:
             self._loads.clear()
             self._polls.news(now)
             return TransferPlan(stores=stores, loads=loads, tier_jobs=tier_jobs)
-        if draft.rows:
+        if builder.rows:
             return None  # reports come with the rows
         if version != self.stack.version:
             self._polls.now(now)  # who waits for tiers is to look again, though nobody has anything to run
@@ -369,7 +369,7 @@ def make(
     # A chunk of several blocks is known by its last one; who follows blocks one by one could make nothing of that.
     events = EventLog() if record_events and host.blocks == 1 else NoEvents()
     stack = TierStack(
-        PrimaryTier(rows, make_policy(host.policy, rows), events),
+        HostBlockIndex(rows, make_policy(host.policy, rows), events),
         [
             TierFacts(
                 name=tier.name,
@@ -390,7 +390,7 @@ def make(
     sizes = [group.spec.block_size for group in layout.groups]
     return Offload(
         stack,
-        chunks=Chunks(sizes, hash_block_size, host.blocks),
+        chunks=ChunkKeys(sizes, hash_block_size, host.blocks),
         clock=clock,
         bytes_per_token=sum(chunk_bytes(layout, group) / size for group, size in enumerate(sizes)),
         speeds=measured,

@@ -14,7 +14,7 @@ from octavo.features.transfer import address
 from octavo.features.transfer.connector import ControlContext, load
 from octavo.features.transfer.control import disagg, offload
 from octavo.features.transfer.control.producer import BlocksOf
-from octavo.features.transfer.handover import Role
+from octavo.features.transfer.disagg import TransferRole
 from octavo.features.transfer.plan import Speeds
 from octavo.kvcache.hashing import make_hasher
 
@@ -77,7 +77,7 @@ def describe(cache: CacheConfig, layout: KVLayout, speeds: Mapping[str, float]) 
     """What was asked for, for people: a line for each."""
     lines = address.describe(cache.tiers, layout, Speeds.of(speeds)) if cache.tiers else ()
     if cache.kv_role is not None:
-        is_reached = Role(cache.kv_role).produces and "://" not in cache.kv_transport
+        is_reached = TransferRole(cache.kv_role).produces and "://" not in cache.kv_transport
         reached = f", reached at {cache.kv_listen}" if is_reached else ""
         way = ", layer by layer" if cache.kv_by_layer else ""
         lines = (*lines, f"KV hand-over: {cache.kv_role} over {cache.kv_transport}{reached}{way}")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from octavo.base.outputs import TransferOffer
 from octavo.base.types import FinishReason
 from octavo.features.transfer.control.lease import LeaseEnd, LeaseTable
-from octavo.features.transfer.handover import ASK, Grant, Hint, LeaseEvent, LeaseNews, Save, prompt_digest
+from octavo.features.transfer.disagg import ASK, Grant, Hint, LeaseEvent, LeaseNews, Save, prompt_digest
 from octavo.scheduler.seams import FinishHold
 
 if TYPE_CHECKING:
-    from octavo.scheduler.draft import StepDraft
+    from octavo.scheduler.plan_builder import PlanBuilder
     from octavo.scheduler.request import Request
 
 BlocksOf = Callable[[str], tuple[tuple[int, ...], ...]]
@@ -80,12 +80,12 @@ class Producer:
         if self._sizes and _asks(req):
             self._early[req.request_id] = _Early()
 
-    def saves(self, draft: "StepDraft") -> tuple[Save, ...]:
+    def saves(self, builder: "PlanBuilder") -> tuple[Save, ...]:
         """What this step completes of prompts that are to be kept."""
         if not self._early:
             return ()
         found = []
-        for req, start in zip(draft.rows, draft.starts, strict=True):
+        for req, start in zip(builder.rows, builder.num_computed_tokens, strict=True):
             early = self._early.get(req.request_id)
             if early is not None and start < req.num_prompt_tokens:
                 found.append(self._save(req, early, min(req.num_computed_tokens, req.num_prompt_tokens)))
@@ -158,7 +158,7 @@ class Producer:
     def hear(self, event: LeaseEvent) -> str | None:
         """A notice; the request whose blocks may go now, if any."""
         table = self._table
-        if event.news is LeaseNews.BEAT:
+        if event.news is LeaseNews.HEARTBEAT:
             table.renew(event.lease)
         elif event.news is LeaseNews.DONE:
             table.end(event.lease, LeaseEnd.DONE)

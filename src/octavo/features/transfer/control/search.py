@@ -14,14 +14,14 @@ from typing import Final
 
 from octavo.features.transfer.control.askers import Asker, Askers
 from octavo.features.transfer.control.evict import Key
-from octavo.features.transfer.control.primary import PrimaryTier
-from octavo.features.transfer.control.tier_books import TierBooks
+from octavo.features.transfer.control.host_index import HostBlockIndex
+from octavo.features.transfer.control.tier_state import TierState
 
 TRY_AGAIN: Final = 64  # every so many requests a tier that is too slow is asked all the same: it may be faster by now
 A_STEP: Final = 384
 
 
-class Found(Enum):
+class ChunkState(Enum):
     """What is known of a chunk."""
 
     HIT = "hit"  # in the primary
@@ -31,14 +31,14 @@ class Found(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
+class PrefixLookup:
     """How many of the leading chunks are in the primary, and what is known of the first that is not.
 
     `state` is HIT when all are there. Where it is PENDING or RETRY, asking again in a later step gives more.
     """
 
     num_ready: int
-    state: Found
+    state: ChunkState
 
 
 @dataclass(slots=True)
@@ -57,7 +57,9 @@ class _Look:
 class Search:
     """Owns: who waits for chunks on their way to the primary, and what is left to be begun in this step."""
 
-    def __init__(self, primary: PrimaryTier, tiers: Sequence[TierBooks], patience_s: float, chunk_bytes: int) -> None:
+    def __init__(
+        self, primary: HostBlockIndex, tiers: Sequence[TierState], patience_s: float, chunk_bytes: int
+    ) -> None:
         self._primary = primary
         self._tiers = tiers
         self._patience_s = patience_s
@@ -73,7 +75,7 @@ class Search:
         cut, self._cut, self._left = self._cut, False, A_STEP
         return cut
 
-    def lookup(self, request_id: str, asker: Asker, keys: Sequence[Key], compute_s: float, now: float) -> Lookup:
+    def lookup(self, request_id: str, asker: Asker, keys: Sequence[Key], compute_s: float, now: float) -> PrefixLookup:
         """What is known of a prefix's chunks; see `TierStack.lookup`."""
         if asker.worth is None:
             self.num_lookups += len(keys)
@@ -81,56 +83,56 @@ class Search:
         num_ready = self._primary.num_leading(keys)
         if num_ready == len(keys):
             asker.began = None
-            return Lookup(num_ready, Found.HIT)
-        state = Found.MISS if asker.tired else self._beyond(_Look(asker, (request_id,), now), keys, num_ready)
-        if state is Found.MISS:
+            return PrefixLookup(num_ready, ChunkState.HIT)
+        state = ChunkState.MISS if asker.tired else self._beyond(_Look(asker, (request_id,), now), keys, num_ready)
+        if state is ChunkState.MISS:
             asker.began = None
         elif not asker.waits(now, self._patience_s, compute_s * len(keys)):
-            state = Found.MISS
-        return Lookup(num_ready, state)
+            state = ChunkState.MISS
+        return PrefixLookup(num_ready, state)
 
     def _worth(self, tiers: int, compute_s: float) -> int:
         """Those that read a chunk sooner than it is computed, and now and then the others (TIR-33)."""
         worth = tiers
         for number in _bits(tiers):
             tier = self._tiers[number]
-            if 0 < compute_s < tier.reading.seconds(self._chunk_bytes):
+            if 0 < compute_s < tier.read_speed.seconds(self._chunk_bytes):
                 tier.not_worth += 1
                 if tier.not_worth % TRY_AGAIN:
                     worth &= ~(1 << number)
         return worth
 
-    def _beyond(self, look: _Look, keys: Sequence[Key], num_ready: int) -> Found:
+    def _beyond(self, look: _Look, keys: Sequence[Key], num_ready: int) -> ChunkState:
         """What is known of the first chunk that is not there; begins what can be begun for it and those behind it."""
-        state: Found | None = None
+        state: ChunkState | None = None
         for key in islice(keys, num_ready, None):
             one = self._one(look, key)
             state = state or one
-            if one is Found.MISS or look.cut:
+            if one is ChunkState.MISS or look.cut:
                 break
         self._cut |= look.cut and not self._left  # what a tier has no room for waits for its reports
         promoted = self._promote(look, keys)
-        if state is Found.PENDING and look.promote and not promoted and look.promote[0][0] == keys[num_ready]:
-            return Found.MISS
-        return state or Found.MISS
+        if state is ChunkState.PENDING and look.promote and not promoted and look.promote[0][0] == keys[num_ready]:
+            return ChunkState.MISS
+        return state or ChunkState.MISS
 
-    def _one(self, look: _Look, key: Key) -> Found:
+    def _one(self, look: _Look, key: Key) -> ChunkState:
         chunk = self._primary.get(key)
         if chunk is not None:
             if chunk.ready:
-                return Found.HIT
+                return ChunkState.HIT
             _join(self._awaiting, key, look.mine)
-            return Found.PENDING
+            return ChunkState.PENDING
         asker = look.asker
         left = asker.tiers & ~asker.absent.get(key, 0)
         present = asker.present.get(key, 0)
         if left & present:
             there = self._take(look, key, left & present)
-            if there is not Found.MISS:
+            if there is not ChunkState.MISS:
                 return there
         return self._ask(look, key, left & (asker.worth or 0) & ~present)
 
-    def _take(self, look: _Look, key: Key, there: int) -> Found:
+    def _take(self, look: _Look, key: Key, there: int) -> ChunkState:
         """Have the first of the tiers that have it give it."""
         for number in _bits(there):
             tier = self._tiers[number]
@@ -139,17 +141,17 @@ class Search:
                 look.asker.lacks(key, number)  # it will not give it
             elif full or not self._left:
                 look.cut = True
-                return Found.RETRY
+                return ChunkState.RETRY
             else:
                 self._left -= 1
                 look.taken[number] = look.taken.get(number, 0) + 1
                 look.promote.append((key, number))
-                return Found.PENDING
-        return Found.MISS
+                return ChunkState.PENDING
+        return ChunkState.MISS
 
-    def _ask(self, look: _Look, key: Key, tiers: int) -> Found:
+    def _ask(self, look: _Look, key: Key, tiers: int) -> ChunkState:
         """Have all of these asked. Whether to wait for one of them."""
-        state = Found.MISS
+        state = ChunkState.MISS
         for number in _bits(tiers):
             tier = self._tiers[number]
             if key in tier.asked:
@@ -163,7 +165,7 @@ class Search:
                 tier.asked[key] = look.mine
                 tier.to_find.append(key)
             if tier.trusted:
-                state = Found.RETRY
+                state = ChunkState.RETRY
         return state
 
     def _may_ask(self, look: _Look, number: int) -> bool:
@@ -188,7 +190,7 @@ class Search:
 
     # ---- what became of it ----------------------------------------------------------------------
 
-    def told(self, number: int, keys: Sequence[Key], good: Sequence[bool], askers: Askers, now: float) -> None:
+    def answered(self, number: int, keys: Sequence[Key], good: Sequence[bool], askers: Askers, now: float) -> None:
         """A tier said which of the keys it has, or (all bad) did not say in time."""
         tier = self._tiers[number]
         waiters: tuple[str, ...] = ()

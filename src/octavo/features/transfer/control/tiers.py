@@ -14,10 +14,10 @@ from typing import Final, TypeVar
 
 from octavo.features.transfer.control.askers import Asker, Askers
 from octavo.features.transfer.control.evict import Key
-from octavo.features.transfer.control.jobs import Job, Jobs
-from octavo.features.transfer.control.primary import Chunk, PrimaryTier
-from octavo.features.transfer.control.search import Lookup, Search
-from octavo.features.transfer.control.tier_books import TierBooks, TierFacts
+from octavo.features.transfer.control.host_index import Chunk, HostBlockIndex
+from octavo.features.transfer.control.jobs import TransferJob, TransferJobs
+from octavo.features.transfer.control.search import PrefixLookup, Search
+from octavo.features.transfer.control.tier_state import TierFacts, TierState
 from octavo.features.transfer.plan import JobReport, TierJob, TierJobKind
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class TierStack:
 
     def __init__(
         self,
-        primary: PrimaryTier,
+        primary: HostBlockIndex,
         tiers: Sequence[TierFacts],
         *,
         clock: Callable[[], float],
@@ -49,13 +49,13 @@ class TierStack:
         self.primary = primary
         written = sum(facts.is_written for facts in tiers)
         share = max(1, primary.num_rows // (2 * max(1, len(tiers), written)))
-        self._tiers = [TierBooks(facts, share) for facts in tiers]
+        self._tiers = [TierState(facts, share) for facts in tiers]
         self._clock = clock
         self._patience_s = patience_s
         self._chunk_bytes = chunk_bytes
         self._portion = max(1, min(PORTION, PORTION_BYTES // max(1, chunk_bytes)))
         self._askers = Askers()
-        self._jobs = Jobs()
+        self._jobs = TransferJobs()
         self._search = Search(primary, self._tiers, patience_s, chunk_bytes)
         self.version = 0  # grows when a lookup may give another answer than before, but for patience
         self._host_hits = self._no_room = self._ignored_reports = 0
@@ -91,7 +91,7 @@ class TierStack:
 
     # ---- device <- primary <- tiers -------------------------------------------------------------
 
-    def lookup(self, request_id: str, keys: Sequence[Key], compute_s: float = 0.0) -> Lookup:
+    def lookup(self, request_id: str, keys: Sequence[Key], compute_s: float = 0.0) -> PrefixLookup:
         """What is known of a prefix's chunks. Asks tiers and starts promotions where that helps (TIR-10).
 
         `compute_s`: how long it takes to compute what one chunk holds; a tier that takes longer is not asked (TIR-33).
@@ -202,7 +202,7 @@ class TierStack:
         tier.jobs[kind].active += 1
         limit_s = self._patience_s if kind is TierJobKind.FIND else tier.facts.limit_s
         named = tuple(keys) or tuple([chunk.key for chunk in chunks])
-        return self._jobs.give(Job(number, kind, named, tuple(chunks), now, limit_s))
+        return self._jobs.give(TransferJob(number, kind, named, tuple(chunks), now, limit_s))
 
     def _give_up(self, now: float) -> None:
         """Jobs that took too long are waited for no more (TIR-13, TIR-17). Rows that they may still write to, or read
@@ -215,7 +215,7 @@ class TierStack:
             tier.late += 1
             tier.standing(job.kind).bad(now, silent=True)
             if job.kind is TierJobKind.FIND:
-                self._search.told(job.tier, job.keys, (False,) * len(job.keys), self._askers, now)
+                self._search.answered(job.tier, job.keys, (False,) * len(job.keys), self._askers, now)
             elif job.kind is TierJobKind.READ:
                 tier.failed_reads += len(job.chunks)
                 for chunk in job.chunks:
@@ -245,17 +245,17 @@ class TierStack:
         else:
             self._written(job, tier, good, report)
 
-    def _found(self, job: Job, tier: TierBooks, good: Sequence[bool], now: float) -> None:
+    def _found(self, job: TransferJob, tier: TierState, good: Sequence[bool], now: float) -> None:
         if not job.overdue:
             self.version += 1
             tier.hits += sum(good)
-            self._search.told(job.tier, job.keys, good, self._askers, now)
+            self._search.answered(job.tier, job.keys, good, self._askers, now)
 
-    def _read(self, job: Job, tier: TierBooks, good: Sequence[bool], report: JobReport, now: float) -> None:
+    def _read(self, job: TransferJob, tier: TierState, good: Sequence[bool], report: JobReport, now: float) -> None:
         self.version += 1
         tier.bytes_read += report.num_bytes
         tier.read_s += report.seconds
-        tier.reading.seen(report.num_bytes, report.seconds)
+        tier.read_speed.seen(report.num_bytes, report.seconds)
         tier.num_reading -= len(job.chunks)
         for chunk, fine in zip(job.chunks, good, strict=True):
             if job.overdue:
@@ -269,7 +269,7 @@ class TierStack:
                 tier.failed_reads += 1
                 self._search.lost(chunk.key, job.tier, self._askers)
 
-    def _written(self, job: Job, tier: TierBooks, good: Sequence[bool], report: JobReport) -> None:
+    def _written(self, job: TransferJob, tier: TierState, good: Sequence[bool], report: JobReport) -> None:
         tier.bytes_written += report.num_bytes
         tier.write_s += report.seconds
         tier.failed_writes += sum(not fine for fine in good)
@@ -327,7 +327,7 @@ class TierStack:
             "ignored_reports": self._ignored_reports,
         }
         for tier in self._tiers:
-            out.update({f"{tier.facts.name}.{figure}": value for figure, value in tier.figures().items()})
+            out.update({f"{tier.facts.name}.{metric}": value for metric, value in tier.metrics().items()})
         return out
 
     def check(self) -> None:

@@ -25,15 +25,15 @@ from octavo.features.transfer.address import (
 )
 from octavo.features.transfer.connector import DataContext, load
 from octavo.features.transfer.data.api import Tier
-from octavo.features.transfer.data.handover import HandoverAgent
-from octavo.features.transfer.data.lane import Lane, Outbox
+from octavo.features.transfer.data.disagg import DisaggAgent
 from octavo.features.transfer.data.ledger import RowLedger
 from octavo.features.transfer.data.peer_rows import RowPointer
-from octavo.features.transfer.data.peer_server import PeerDoor, RowGiver
+from octavo.features.transfer.data.peer_server import PeerListener, RowService
 from octavo.features.transfer.data.probe import measure
 from octavo.features.transfer.data.regions import HostRegion, KVRegion, regions_of
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.tier_threads import TierThreads, check
+from octavo.features.transfer.data.worker_thread import Outbox, WorkerThread
 from octavo.features.transfer.plan import (
     NO_BLOCK,
     Copy,
@@ -46,7 +46,7 @@ from octavo.features.transfer.plan import (
 )
 from octavo.worker.batch import InputBatch
 from octavo.worker.memory import KVMemory
-from octavo.worker.seams import DataPart, NullPart
+from octavo.worker.seams import DataPart, NullDataPart
 
 log = logging.getLogger(__name__)
 
@@ -57,15 +57,15 @@ CLOSE_S = 10.0  # how long a stop waits for what a tier is doing
 
 def make(config: TransferConfig, identity: Mapping[str, str]) -> tuple[DataPart, ...]:
     """The worker's halves of tiers, hand-over and connectors. Raises `ConfigError` for what cannot be."""
-    door = PeerDoor(None if config.listen is None else parse_listen(config.listen))
-    parts: list[DataPart] = [TransferAgent(config.tiers, identity, door)] if config.tiers else []
+    listener = PeerListener(None if config.listen is None else parse_listen(config.listen))
+    parts: list[DataPart] = [TransferAgent(config.tiers, identity, listener)] if config.tiers else []
     if config.role is not None:
-        parts.append(HandoverAgent(config.role, config.transport, identity, door, by_layer=config.by_layer))
+        parts.append(DisaggAgent(config.role, config.transport, identity, listener, by_layer=config.by_layer))
     context = DataContext(identity=identity)
     return (*parts, *(connector.data_part(context) for connector in load(config.connectors)))
 
 
-class TransferAgent(NullPart):
+class TransferAgent(NullDataPart):
     """A part of the worker.
 
     Owns: the host region, the tiers, the threads, and reports that wait for the next result.
@@ -73,18 +73,18 @@ class TransferAgent(NullPart):
 
     name = "transfer"
 
-    def __init__(self, tiers: tuple[str, ...], identity: Mapping[str, str], door: PeerDoor) -> None:
-        """`identity`: all that KV depends on besides tokens, by name. `door`: where peers come that read what is here.
+    def __init__(self, tiers: tuple[str, ...], identity: Mapping[str, str], listener: PeerListener) -> None:
+        """`identity`: all that KV depends on besides tokens, by name. `listener`: where peers come that read what is here.
         Raises `ConfigError`."""
         self._host_address, *self._addresses = parse_tiers(tiers)
         for address in self._addresses:
             check(address)
         self._identity = dict(identity)
-        self._door = door
+        self._listener = listener
         self._ledger: RowLedger | None = None
         self._done: Outbox[JobReport] = Outbox()
-        self._loads = Lane("octavo-kv-loads")
-        self._ahead = Lane("octavo-kv-ahead")
+        self._loads = WorkerThread("octavo-kv-loads")
+        self._ahead = WorkerThread("octavo-kv-ahead")
         self._tiers: list[TierThreads] = []
         self._regions: tuple[KVRegion, ...] = ()
         self._host: HostRegion | None = None
@@ -110,8 +110,8 @@ class TransferAgent(NullPart):
         self._tiers = [TierThreads(a, seal) for a in self._addresses]
         read = measure(self._addresses, self._tiers, seal)
         self._speeds.update({tier_speed(name): per_s for name, per_s in read.items()})
-        self._door.serve(RowGiver(self._ledger, seal), seal)
-        self._door.serve(RowPointer(self._ledger, self._host), seal)
+        self._listener.serve(RowService(self._ledger, seal), seal)
+        self._listener.serve(RowPointer(self._ledger, self._host), seal)
 
     # ---- steps --------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class TransferAgent(NullPart):
 
     def close(self) -> None:
         """Loads first, then every tier; one that hangs keeps its memory mapped (TIR-21)."""
-        self._door.close()
+        self._listener.close()
         self._ahead.stop(0)
         self._loads.stop(CLOSE_S)
         until = time.monotonic() + CLOSE_S

@@ -13,7 +13,7 @@ from octavo.features.transfer.data.timed import TimedSocket
 from octavo.features.transfer.wire import VERSION, Hello, Welcome, receive, send
 
 
-class Connection:
+class TimedConnection:
     """Owns: the socket, whose calls end by the moment that `within` set last."""
 
     def __init__(self, host: str, port: int, seal: Seal, timeout_s: float) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from octavo.features.transfer.data.lane import Outbox
-from octavo.features.transfer.handover import LeaseEvent, LeaseNews
+from octavo.features.transfer.data.worker_thread import Outbox
+from octavo.features.transfer.disagg import LeaseEvent, LeaseNews
 
 PATIENCE_S: Final = 3.0  # for leases that were never seen: a step may take long, and a consumer waits for `TIMEOUT_S`
 MOST_PAST: Final = 10_000  # leases that are remembered

@@ -18,7 +18,7 @@ REST_S: Final = 5.0  # without a call, after one that failed
 QUIET_S: Final = 60.0  # after a line, before there is another of its kind
 
 
-class Health:
+class TierHealth:
     """One tier's, or another's that works beside the steps, shared by the threads that work for it.
 
     `name` begins its lines in the log.

@@ -35,7 +35,7 @@ LIMITS: Final = {
 }
 
 
-class Process:
+class MooncakeProcess:
     """One process. Owns: it, the control socket, and whether it is ready."""
 
     def __init__(self, settings: Mapping[str, object], command: list[str]) -> None:
@@ -80,7 +80,7 @@ class Line:
     Owns: the socket, and memory in which values are handed over.
     """
 
-    def __init__(self, process: Process, room: int, deadline: Deadline) -> None:
+    def __init__(self, process: MooncakeProcess, room: int, deadline: Deadline) -> None:
         """Raises `OSError`."""
         self.process = process
         file = os.memfd_create("octavo-kv-mooncake")
@@ -123,7 +123,7 @@ class Mooncake:
         self._settings = {"master": master, "room": room, "buffer": max(LEAST_BUFFER, 16 * room)}
         self._command = command or python_command(str(CHILD))
         self._lock = threading.Lock()
-        self._process: Process | None = None
+        self._process: MooncakeProcess | None = None
         self._users = 0
 
     def join(self) -> None:
@@ -154,7 +154,7 @@ class Mooncake:
             raise ConnectionError(process.why_not)
         return Line(process, self.room, deadline)
 
-    def give_up(self, process: Process) -> None:
+    def give_up(self, process: MooncakeProcess) -> None:
         """It hangs, or has failed: the next line is another's."""
         with self._lock:
             if self._process is not process:
@@ -162,7 +162,7 @@ class Mooncake:
             self._process = None
         process.end()
 
-    def _current(self) -> Process:
+    def _current(self) -> MooncakeProcess:
         if self._process is None:
-            self._process = Process(self._settings, self._command)
+            self._process = MooncakeProcess(self._settings, self._command)
         return self._process

@@ -73,7 +73,7 @@ def open_agent(extents: Iterable[tuple[int, int]], option: str) -> Any:
     return agent
 
 
-class Progress:
+class NixlProgress:
     """A thread that lets NIXL work while somebody reads from here.
 
     Owns: the thread, and how many read.

@@ -21,12 +21,12 @@ import numpy as np
 
 from octavo.base.errors import ConfigError
 from octavo.features.transfer.data.guard import Tables
-from octavo.features.transfer.data.health import Health
-from octavo.features.transfer.data.lane import Lane, Outbox
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.regions import KVRegion
 from octavo.features.transfer.data.seal import Seal
-from octavo.features.transfer.data.transport import Giving, Place, Pull, Taking
-from octavo.features.transfer.handover import Drop, LeaseEvent, LeaseNews, Watch
+from octavo.features.transfer.data.transport import ConsumerTransport, Place, ProducerTransport, Pull
+from octavo.features.transfer.data.worker_thread import Outbox, WorkerThread
+from octavo.features.transfer.disagg import LeaseDrop, LeaseEvent, LeaseNews, LeaseWatch
 from octavo.features.transfer.plan import JobReport
 from octavo.features.transfer.wire import lease_key
 
@@ -47,7 +47,7 @@ class Shelf:
     def __init__(self, root: str, seal: Seal) -> None:
         """Raises `ConfigError` when there can be no such folder."""
         self.seal = seal
-        self.health = Health(f"--kv-transport file://{root}")
+        self.health = TierHealth(f"--kv-transport file://{root}")
         self.folder = Path("/" + root.lstrip("/")) / f"handover-{seal.space}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ class Shelf:
                     shutil.rmtree(each, ignore_errors=True)
 
 
-class FileGiving:
+class FileProducerTransport:
     """A producer's end.
 
     Owns: the thread that writes, and notices that wait for the next report.
@@ -98,7 +98,7 @@ class FileGiving:
         self._shelf = shelf
         self._regions = regions
         self._events: Outbox[LeaseEvent] = Outbox()
-        self._writer = Lane("octavo-kv-handover")
+        self._writer = WorkerThread("octavo-kv-handover")
 
     def open(self, lease: str, blocks: Tables) -> None:
         self._writer.put(lambda: self._write(lease, blocks))
@@ -150,7 +150,7 @@ class FileGiving:
         self._writer.stop(STOP_S)
 
 
-class FileTaking:
+class FileConsumerTransport:
     """A consumer's end.
 
     Owns: the threads that read, and when each watched prompt was last touched.
@@ -162,13 +162,13 @@ class FileTaking:
         self._readers = ThreadPoolExecutor(READERS, "octavo-kv-fetch")
         self._over = threading.Event()
 
-    def watch(self, watch: Watch) -> None:
+    def watch(self, watch: LeaseWatch) -> None:
         self._touched[watch.lease] = time.monotonic()
 
     def pull(self, pull: Pull) -> None:
         self._readers.submit(self._read, pull, time.monotonic())
 
-    def drop(self, drop: Drop) -> None:
+    def drop(self, drop: LeaseDrop) -> None:
         self._touched.pop(drop.lease, None)
         self._readers.submit(self._remove, drop.lease)
 
@@ -207,7 +207,7 @@ class FileTaking:
             self._shelf.say_unread(error)
         flat = tuple(fine for row in good for fine in row)
         seconds = time.monotonic() - began
-        pull.told(JobReport(job=job.job, good=flat, num_bytes=num_bytes, seconds=seconds, error=error))
+        pull.done(JobReport(job=job.job, good=flat, num_bytes=num_bytes, seconds=seconds, error=error))
 
     def _wait_for(self, lease: str, asked: float) -> Path:
         """The prompt, once it is there. Raises `FileNotFoundError` when it does not come."""
@@ -232,10 +232,10 @@ class FileTaking:
         return True
 
 
-def make(place: Place) -> tuple[Giving | None, Taking | None]:
+def make(place: Place) -> tuple[ProducerTransport | None, ConsumerTransport | None]:
     """The ends that this engine takes, over the folder in its address. Raises `ConfigError`."""
     if not place.address:
         raise ConfigError("--kv-transport file: give the folder as file:///absolute/path")
     shelf = Shelf(place.address, place.seal)
-    giving = FileGiving(shelf, place.regions) if place.role.produces else None
-    return giving, FileTaking(shelf) if place.role.consumes else None
+    producer = FileProducerTransport(shelf, place.regions) if place.role.produces else None
+    return producer, FileConsumerTransport(shelf) if place.role.consumes else None

@@ -24,12 +24,12 @@ import numpy as np
 
 from octavo.features.transfer.data.api import Bytes
 from octavo.features.transfer.data.guard import Tables
-from octavo.features.transfer.data.lane import Lane, Outbox
-from octavo.features.transfer.data.over_file import STOP_S, WAIT_S, FileGiving, FileTaking, Shelf
+from octavo.features.transfer.data.over_file import STOP_S, WAIT_S, FileConsumerTransport, FileProducerTransport, Shelf
 from octavo.features.transfer.data.regions import LayerRegion
 from octavo.features.transfer.data.seal import Seal
-from octavo.features.transfer.data.transport import LayerGiving, LayerTaking, Place, Pull
-from octavo.features.transfer.handover import Drop, LeaseEvent, LeaseNews, Save, Watch
+from octavo.features.transfer.data.transport import LayerConsumerTransport, LayerProducerTransport, Place, Pull
+from octavo.features.transfer.data.worker_thread import Outbox, WorkerThread
+from octavo.features.transfer.disagg import LeaseDrop, LeaseEvent, LeaseNews, LeaseWatch, Save
 from octavo.features.transfer.plan import JobReport
 from octavo.ops import spare
 
@@ -80,7 +80,7 @@ def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
             begin = at
 
 
-class LayerFileGiving(FileGiving):
+class LayerFileProducerTransport(FileProducerTransport):
     """A producer's end.
 
     Owns: beside the thread that writes, the one that copies; which rows of prompts that are computed were written; and
@@ -90,7 +90,7 @@ class LayerFileGiving(FileGiving):
     def __init__(self, shelf: Shelf, layers: tuple[LayerRegion, ...]) -> None:
         super().__init__(shelf, ())
         self._layers = layers
-        self._copier = Lane("octavo-kv-layers")  # never touches the folder, so a step can wait for it
+        self._copier = WorkerThread("octavo-kv-layers")  # never touches the folder, so a step can wait for it
         self._saves: Sequence[Save] = ()
         self._written: dict[str, set[tuple[int, int]]] = {}  # the writer's: layer and place, by lease
         self._wanted: set[str] = set()  # leases that somebody may be waiting for by now
@@ -223,7 +223,7 @@ class _Load:
 
     def __init__(self, pull: Pull, num_layers: int) -> None:
         self.job = pull.job
-        self._told = pull.told
+        self._report = pull.done
         self._began = time.monotonic()
         self._changed = threading.Condition()
         self._done = [False] * num_layers
@@ -270,10 +270,12 @@ class _Load:
         of_group = [[i for i, region in enumerate(layers) if region.group == g] for g in range(len(self._good))]
         good = tuple(fine for g, rows in enumerate(self._good) for fine in np.all(rows[of_group[g]], axis=0).tolist())
         seconds = time.monotonic() - self._began
-        self._told(JobReport(job=self.job.job, good=good, num_bytes=self._num_bytes, seconds=seconds, error=self.error))
+        self._report(
+            JobReport(job=self.job.job, good=good, num_bytes=self._num_bytes, seconds=seconds, error=self.error)
+        )
 
 
-class LayerFileTaking(FileTaking):
+class LayerFileConsumerTransport(FileConsumerTransport):
     """A consumer's end.
 
     Owns: beside what any has, the threads that read layers for steps, the one that looks for prompts, what it looks
@@ -293,14 +295,14 @@ class LayerFileTaking(FileTaking):
 
     # ---- the engine's thread --------------------------------------------------------------------
 
-    def watch(self, watch: Watch) -> None:
+    def watch(self, watch: LeaseWatch) -> None:
         super().watch(watch)
         self._awaited[watch.lease] = time.monotonic()
         self._any.set()
         if not self._looker.ident:
             self._looker.start()
 
-    def drop(self, drop: Drop) -> None:
+    def drop(self, drop: LeaseDrop) -> None:
         self._awaited.pop(drop.lease, None)
         super().drop(drop)
 
@@ -393,9 +395,9 @@ class LayerFileTaking(FileTaking):
             load.end_layer(layer)
 
 
-def make(place: Place) -> tuple[LayerGiving | None, LayerTaking | None]:
+def make(place: Place) -> tuple[LayerProducerTransport | None, LayerConsumerTransport | None]:
     """The ends that this engine takes, over the folder in its address. Raises `ConfigError`."""
     identity = {**place.seal.identity, "a file holds": "one layer"}
     shelf = Shelf(place.address, Seal(identity, [region.page_bytes for region in place.layers]))
-    giving = LayerFileGiving(shelf, place.layers) if place.role.produces else None
-    return giving, LayerFileTaking(shelf, place.layers) if place.role.consumes else None
+    producer = LayerFileProducerTransport(shelf, place.layers) if place.role.produces else None
+    return producer, LayerFileConsumerTransport(shelf, place.layers) if place.role.consumes else None

@@ -14,20 +14,20 @@ from typing import Any, Final
 
 from octavo.features.transfer import wire
 from octavo.features.transfer.data.api import Bytes
-from octavo.features.transfer.data.connection import Connection
+from octavo.features.transfer.data.connection import TimedConnection
 from octavo.features.transfer.data.guard import LeaseGuard
-from octavo.features.transfer.data.one_sided import FarMemory, Progress, open_agent
-from octavo.features.transfer.data.over_tcp import NO_BLOCK, LeaseGiver
+from octavo.features.transfer.data.one_sided import FarMemory, NixlProgress, open_agent
+from octavo.features.transfer.data.over_tcp import NO_BLOCK, TcpProducerTransport
 from octavo.features.transfer.data.regions import KVRegion
 from octavo.features.transfer.data.session import Sessions
-from octavo.features.transfer.data.transport import Giving, Place, Pull, Taking
+from octavo.features.transfer.data.transport import ConsumerTransport, Place, ProducerTransport, Pull
 from octavo.features.transfer.wire import Alive, Message, Reached, Release, WireError, receive, send
 
 OPTION: Final = "--kv-transport nixl"
 
 
-class NixlGiver:
-    """The producer's side of a connection, beside `LeaseGiver`, which answers the notices.
+class NixlProducerTransport:
+    """The producer's side of a connection, beside `TcpProducerTransport`, which answers the notices.
 
     Owns: which connection reads which leases.
     """
@@ -39,7 +39,7 @@ class NixlGiver:
         self._agent = agent  # its memory stays registered as long as it lives
         self._lock = threading.Lock()
         self._reading: dict[tuple[socket.socket, str], contextlib.ExitStack] = {}
-        self._progress = Progress(agent)
+        self._progress = NixlProgress(agent)
 
     def answer(self, connection: socket.socket, message: Message) -> bool:
         if isinstance(message, wire.Reach):
@@ -92,7 +92,7 @@ class NixlFetch:
         self._spans = tuple(region.spans for region in regions)
         self._far = far
 
-    def __call__(self, connection: Connection, pull: Pull, good: list[list[bool]]) -> None:
+    def __call__(self, connection: TimedConnection, pull: Pull, good: list[list[bool]]) -> None:
         job = pull.job
         send(connection.socket, wire.Reach(job.lease))
         there = receive(connection.socket, Reached)
@@ -133,15 +133,15 @@ def _parts(spans: Sequence[tuple[int, int, int]], block: int) -> list[tuple[int,
     return [(start + block * stride, size) for start, stride, size in spans]
 
 
-def make(place: Place) -> tuple[Giving | None, Taking | None]:
+def make(place: Place) -> tuple[ProducerTransport | None, ConsumerTransport | None]:
     """The ends that this engine takes. Raises `ConfigError`."""
     agent = open_agent([region.extent for region in place.regions] if place.role.produces else (), OPTION)
-    giving = None
+    producer = None
     if place.role.produces:
-        giving = LeaseGuard()
-        place.door.serve(LeaseGiver(giving, place.regions, place.seal), place.seal)
-        place.door.serve(NixlGiver(giving, place.regions, agent), place.seal)
+        producer = LeaseGuard()
+        place.listener.serve(TcpProducerTransport(producer, place.regions, place.seal), place.seal)
+        place.listener.serve(NixlProducerTransport(producer, place.regions, agent), place.seal)
     if not place.role.consumes:
-        return giving, None
+        return producer, None
     far = FarMemory(agent, max(region.chunk_bytes for region in place.regions))
-    return giving, Sessions(place.seal, NixlFetch(place.regions, far))
+    return producer, Sessions(place.seal, NixlFetch(place.regions, far))

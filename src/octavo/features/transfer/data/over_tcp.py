@@ -10,22 +10,22 @@ from typing import Final
 
 import numpy as np
 
-from octavo.features.transfer.data.connection import Connection
+from octavo.features.transfer.data.connection import TimedConnection
 from octavo.features.transfer.data.guard import LeaseGuard
 from octavo.features.transfer.data.peer_server import give
 from octavo.features.transfer.data.regions import KVRegion
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.session import Sessions
-from octavo.features.transfer.data.transport import Giving, Place, Pull, Taking
-from octavo.features.transfer.handover import LeaseNews
+from octavo.features.transfer.data.transport import ConsumerTransport, Place, ProducerTransport, Pull
+from octavo.features.transfer.disagg import LeaseNews
 from octavo.features.transfer.wire import (
     MOST_KEYS,
     Alive,
-    Beat,
-    Chunks,
+    ChunkSizes,
+    FetchBlocks,
+    LeaseHeartbeat,
     Message,
     Return,
-    Take,
     WireError,
     lease_key,
     receive,
@@ -37,7 +37,7 @@ NO_BLOCK: Final = 0
 TAKE_AT_ONCE: Final = 64  # blocks in one question
 
 
-class LeaseGiver:
+class TcpProducerTransport:
     """The producer's side of a connection.
 
     Owns: nothing; leases are the guard's.
@@ -49,12 +49,12 @@ class LeaseGiver:
         self._seal = seal
 
     def answer(self, connection: socket.socket, message: Message) -> bool:
-        if isinstance(message, Take):
+        if isinstance(message, FetchBlocks):
             if len(message.places) > MOST_KEYS or not 0 <= message.group < len(self._regions):
                 return False
             self._give(connection, message)
-        elif isinstance(message, Beat) and len(message.leases) <= MOST_KEYS:
-            send(connection, Alive(self._guard.tell(message.leases, LeaseNews.BEAT)))
+        elif isinstance(message, LeaseHeartbeat) and len(message.leases) <= MOST_KEYS:
+            send(connection, Alive(self._guard.tell(message.leases, LeaseNews.HEARTBEAT)))
         elif isinstance(message, Return) and len(message.leases) <= MOST_KEYS:
             news = LeaseNews.DONE if message.done else LeaseNews.ABORTED
             send(connection, Alive(self._guard.tell(message.leases, news)))
@@ -62,7 +62,7 @@ class LeaseGiver:
             return False
         return True
 
-    def _give(self, connection: socket.socket, message: Take) -> None:
+    def _give(self, connection: socket.socket, message: FetchBlocks) -> None:
         place_of = {lease_key(message.lease, place, message.group): place for place in message.places}
         with self._guard.reading(message.lease) as tables:
             table = () if tables is None else tables[message.group]
@@ -93,19 +93,19 @@ class TcpFetch:
     def __init__(self, seal: Seal) -> None:
         self._seal = seal
 
-    def __call__(self, connection: Connection, pull: Pull, good: list[list[bool]]) -> None:
+    def __call__(self, connection: TimedConnection, pull: Pull, good: list[list[bool]]) -> None:
         for group, places in enumerate(pull.job.places):
             for start in range(0, len(places), TAKE_AT_ONCE):
                 part = places[start : start + TAKE_AT_ONCE]
-                send(connection.socket, Take(lease=pull.job.lease, group=group, places=part))
-                sizes = receive(connection.socket, Chunks).sizes
+                send(connection.socket, FetchBlocks(lease=pull.job.lease, group=group, places=part))
+                sizes = receive(connection.socket, ChunkSizes).sizes
                 if len(sizes) != len(part):
                     raise WireError("an answer has another length than its question")
                 for at, size in enumerate(sizes, start):
                     if size:
                         good[group][at] = self._take(connection, pull, group, at, size)
 
-    def _take(self, connection: Connection, pull: Pull, group: int, at: int, size: int) -> bool:
+    def _take(self, connection: TimedConnection, pull: Pull, group: int, at: int, size: int) -> bool:
         key = lease_key(pull.job.lease, pull.job.places[group][at], group)
         head_bytes, length = self._seal.head_bytes(key), self._seal.length(key)
         if size != head_bytes + length:
@@ -119,10 +119,10 @@ class TcpFetch:
         return True
 
 
-def make(place: Place) -> tuple[Giving | None, Taking | None]:
+def make(place: Place) -> tuple[ProducerTransport | None, ConsumerTransport | None]:
     """The ends that this engine takes. Raises `ConfigError` when its address cannot be had."""
-    giving = None
+    producer = None
     if place.role.produces:
-        giving = LeaseGuard()
-        place.door.serve(LeaseGiver(giving, place.regions, place.seal), place.seal)
-    return giving, Sessions(place.seal, TcpFetch(place.seal)) if place.role.consumes else None
+        producer = LeaseGuard()
+        place.listener.serve(TcpProducerTransport(producer, place.regions, place.seal), place.seal)
+    return producer, Sessions(place.seal, TcpFetch(place.seal)) if place.role.consumes else None

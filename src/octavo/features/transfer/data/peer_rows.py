@@ -17,13 +17,13 @@ from octavo.features.transfer.address import TierAddress
 from octavo.features.transfer.data import one_sided
 from octavo.features.transfer.data.api import Bytes
 from octavo.features.transfer.data.ledger import RowLedger
-from octavo.features.transfer.data.one_sided import FarMemory, Progress
+from octavo.features.transfer.data.one_sided import FarMemory, NixlProgress
 from octavo.features.transfer.data.regions import HostRegion
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.timed import TimedSocket
 from octavo.features.transfer.wire import (
     MOST_KEYS,
-    Found,
+    FoundKeys,
     Message,
     Point,
     Pointed,
@@ -53,7 +53,7 @@ class RowPointer:
         self._metadata = b""
         self._never = ""
         self._starter: threading.Thread | None = None
-        self._progress: Progress | None = None
+        self._progress: NixlProgress | None = None
         self._reading: set[socket.socket] = set()
 
     def answer(self, connection: socket.socket, message: Message) -> bool:
@@ -62,7 +62,7 @@ class RowPointer:
         elif isinstance(message, Stood) and len(message.rows) <= MOST_KEYS:
             good = tuple(self._rows.stood(row, turn) for row, turn in message.rows)
             self.left(connection)
-            send(connection, Found(good))
+            send(connection, FoundKeys(good))
         else:
             return False
         return True
@@ -101,7 +101,7 @@ class RowPointer:
             return
         with self._lock:
             self._agent, self._metadata = agent, metadata  # its memory stays registered as long as it lives
-            self._progress = Progress(agent)
+            self._progress = NixlProgress(agent)
 
     def left(self, connection: socket.socket) -> None:
         with self._lock:
@@ -147,7 +147,7 @@ class RowReader:
 
             self._far.read(there.agent, chunks, lambda: connection.deadline.is_ahead, take)
             send(connection, Stood(tuple(there.rows[at] for at in found)))
-            stood = receive(connection, Found).good
+            stood = receive(connection, FoundKeys).good
             if len(stood) != len(found):
                 raise WireError("an answer has another length than its question")
             for at, fine in zip(found, stood, strict=True):

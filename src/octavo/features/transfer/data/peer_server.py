@@ -14,22 +14,22 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from octavo.base.errors import ConfigError
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.ledger import RowLedger
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.timed import TimedSocket, seconds_for
-from octavo.features.transfer.handover import difference
+from octavo.features.transfer.disagg import difference
 from octavo.features.transfer.wire import (
     MOST_KEYS,
     VERSION,
-    Chunks,
+    ChunkSizes,
     Fetch,
+    FetchBlocks,
     Find,
-    Found,
+    FoundKeys,
     Hello,
     Message,
     Refused,
-    Take,
     Welcome,
     WireError,
     receive,
@@ -48,7 +48,7 @@ MOST_AGAIN_S: Final = 5.0
 STARVED_S: Final = 1.0  # for copying a chunk out of memory, which takes a millisecond
 
 
-class Giver(Protocol):
+class PeerService(Protocol):
     """What a server gives, by kind of question."""
 
     def answer(self, connection: socket.socket, message: Message) -> bool:
@@ -64,7 +64,7 @@ class Giver(Protocol):
 class PeerServer:
     """Owns: the listening socket, its thread, and the connections with a thread for each."""
 
-    def __init__(self, host: str, port: int, seal: Seal, givers: Sequence[Giver]) -> None:
+    def __init__(self, host: str, port: int, seal: Seal, givers: Sequence[PeerService]) -> None:
         """Port 0 takes a free one. Raises `ConfigError` when the address cannot be had."""
         self._seal = seal
         self._givers = list(givers)
@@ -75,15 +75,15 @@ class PeerServer:
         self.port: int = self._listener.getsockname()[1]
         self._closed = False
         self._over = threading.Event()
-        self._health = Health(f"KV for other engines at port {self.port}")
+        self._health = TierHealth(f"KV for other engines at port {self.port}")
         self._lock = threading.Lock()
         self._connections: dict[TimedSocket, threading.Thread] = {}
         self._thread = threading.Thread(target=self._accept, name="octavo-kv-peers", daemon=True)
         self._thread.start()
 
-    def add(self, giver: Giver) -> None:
+    def add(self, service: PeerService) -> None:
         """One more that answers."""
-        self._givers.append(giver)
+        self._givers.append(service)
 
     def close(self) -> None:
         """No connection is served after this, and no thread is left. May be called twice."""
@@ -102,8 +102,8 @@ class PeerServer:
             thread.join(max(0.0, until - time.monotonic()))
         if any(thread.is_alive() for thread in threads):
             log.warning("a peer's connection could not be ended")
-        for giver in self._givers:
-            giver.close()
+        for service in self._givers:
+            service.close()
 
     def _accept(self) -> None:
         pause_s = AGAIN_S
@@ -142,7 +142,7 @@ class PeerServer:
                 connection.within(SEND_S)
                 message = receive_any(connection)
                 connection.within(SEND_S + seconds_for(self._most_bytes(message)))
-                if not any(giver.answer(connection, message) for giver in self._givers):
+                if not any(service.answer(connection, message) for service in self._givers):
                     send(connection, Refused(f"{type(message).__name__} is not answered here, or asks for too much"))
                     raise WireError("a peer asked for something else")
         except (OSError, ValueError) as error:
@@ -151,12 +151,14 @@ class PeerServer:
             with self._lock:
                 self._connections.pop(connection, None)
             connection.close()
-            for giver in self._givers:
-                giver.left(connection)
+            for service in self._givers:
+                service.left(connection)
 
     def _most_bytes(self, message: Message) -> int:
         """Of KV that an answer may have."""
-        keys = message.keys if isinstance(message, Fetch) else message.places if isinstance(message, Take) else ()
+        keys = (
+            message.keys if isinstance(message, Fetch) else message.places if isinstance(message, FetchBlocks) else ()
+        )
         return len(keys) * self._seal.most_bytes
 
     def _objection(self, hello: Hello) -> str:
@@ -165,7 +167,7 @@ class PeerServer:
         return difference(hello.identity, self._seal.identity)
 
 
-class PeerDoor:
+class PeerListener:
     """The one server of an engine, whichever of its parts gives something; no address: there is none.
 
     Owns: the server, from the first giver on.
@@ -175,14 +177,14 @@ class PeerDoor:
         self._address = address
         self._server: PeerServer | None = None
 
-    def serve(self, giver: Giver, seal: Seal) -> None:
-        """Let `giver` answer too. Raises `ConfigError` when the address cannot be had."""
+    def serve(self, service: PeerService, seal: Seal) -> None:
+        """Let `service` answer too. Raises `ConfigError` when the address cannot be had."""
         if self._address is None:
             return
         if self._server is None:
-            self._server = PeerServer(*self._address, seal, [giver])
+            self._server = PeerServer(*self._address, seal, [service])
         else:
-            self._server.add(giver)
+            self._server.add(service)
 
     def close(self) -> None:
         """Nobody is served after this. May be called twice."""
@@ -190,7 +192,7 @@ class PeerDoor:
             self._server.close()
 
 
-class RowGiver:
+class RowService:
     """Gives chunks in host memory by key.
 
     Owns: nothing; rows are the ledger's.
@@ -199,11 +201,11 @@ class RowGiver:
     def __init__(self, rows: RowLedger, seal: Seal) -> None:
         self._rows = rows
         self._seal = seal
-        self._health = Health("KV for other engines")
+        self._health = TierHealth("KV for other engines")
 
     def answer(self, connection: socket.socket, message: Message) -> bool:
         if isinstance(message, Find) and len(message.keys) <= MOST_KEYS:
-            send(connection, Found(tuple(key in self._rows for key in message.keys)))
+            send(connection, FoundKeys(tuple(key in self._rows for key in message.keys)))
         elif isinstance(message, Fetch) and len(message.keys) <= MOST_KEYS:
             give(connection, self._seal, ((key, key in self._rows) for key in message.keys), self._body)
         else:
@@ -230,13 +232,13 @@ def give(
     keys: Iterable[tuple[bytes, bool]],
     body_of: Callable[[bytes], bytearray | None],
 ) -> None:
-    """Send `Chunks` and what is there of these keys, sealed, with one chunk in memory at a time.
+    """Send `ChunkSizes` and what is there of these keys, sealed, with one chunk in memory at a time.
 
     One that is lost between its size and its bytes is sent as zeros, which no seal opens.
     """
     pairs = list(keys)
     sizes = tuple(seal.head_bytes(key) + seal.length(key) if there else 0 for key, there in pairs)
-    send(connection, Chunks(sizes))
+    send(connection, ChunkSizes(sizes))
     for (key, _), size in zip(pairs, sizes, strict=True):
         if not size:
             continue

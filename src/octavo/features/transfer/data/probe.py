@@ -41,7 +41,7 @@ class OnDisk(Protocol):
         """They are not needed any more."""
 
 
-class Probe:
+class TierProbe:
     """One tier's measurement. The tier's threads do `write` and `read`.
 
     Owns: rows of its own, since a tier that hangs may write to them at any time, and what was measured.
@@ -88,12 +88,12 @@ class Probe:
 def measure(addresses: Sequence[TierAddress], tiers: Sequence[TierThreads], seal: Seal) -> dict[str, float]:
     """Bytes a second that each of these tiers gives, by name; those that did not answer in time are left out, and those
     that are too small for a chunk more."""
-    probes: dict[str, Probe] = {}
+    probes: dict[str, TierProbe] = {}
     threads: dict[str, TierThreads] = {}
     for address, tier in zip(addresses, tiers, strict=True):
         most = MOST_BYTES if address.size is None else min(MOST_BYTES, address.size // SHARE)
         if address.is_written and most >= seal.most_bytes:
-            probes[address.name], threads[address.name] = Probe(seal, most), tier
+            probes[address.name], threads[address.name] = TierProbe(seal, most), tier
     until = time.monotonic() + PROBE_S
     for name, probe in probes.items():
         threads[name].put(TierJobKind.WRITE, probe.write)

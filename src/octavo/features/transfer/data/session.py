@@ -19,17 +19,17 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from octavo.features.transfer.address import parse_listen
-from octavo.features.transfer.data.connection import Connection
-from octavo.features.transfer.data.lane import Outbox
+from octavo.features.transfer.data.connection import TimedConnection
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.timed import seconds_for
 from octavo.features.transfer.data.transport import Pull
-from octavo.features.transfer.handover import Drop, LeaseEvent, LeaseNews, Watch
+from octavo.features.transfer.data.worker_thread import Outbox
+from octavo.features.transfer.disagg import LeaseDrop, LeaseEvent, LeaseNews, LeaseWatch
 from octavo.features.transfer.plan import JobReport
 from octavo.features.transfer.wire import (
     MOST_KEYS,
     Alive,
-    Beat,
+    LeaseHeartbeat,
     Return,
     WireError,
     lease_key,
@@ -43,13 +43,13 @@ TIMEOUT_S: Final = 5.0  # for a shake of hands, for a notice, and for a prompt b
 PULL_S: Final = 60.0  # for one prompt, from when it was asked for
 PULLERS: Final = 4  # prompts that are read at once from one engine
 TTL_S: Final = 600.0
-BEATS: Final = 3  # in the time of a lease
-LEAST_BEAT_S: Final = 0.05  # whatever a hint says
+HEARTBEATS: Final = 3  # in the time of a lease
+MIN_HEARTBEAT_S: Final = 0.05  # whatever a hint says
 RETRY_S: Final = 1.0  # after a beat that was not taken
 MOST_PEERS: Final = 128  # whatever addresses hints have
 
 
-Fetch = Callable[[Connection, Pull, list[list[bool]]], None]
+Fetch = Callable[[TimedConnection, Pull, list[list[bool]]], None]
 """Fetch a pull's blocks over a connection, which ends in time, noting each that is there. Raises `OSError` or `ValueError`;
 blocks that were noted count all the same."""
 
@@ -63,7 +63,7 @@ class _Peer:
     lock: threading.Lock = field(default_factory=threading.Lock)
     leases: dict[str, float] = field(default_factory=dict)  # seconds of each
     pulls: "queue.SimpleQueue[tuple[Pull, float] | None]" = field(default_factory=queue.SimpleQueue)  # and when
-    ends: "queue.SimpleQueue[Drop | None]" = field(default_factory=queue.SimpleQueue)
+    ends: "queue.SimpleQueue[LeaseDrop | None]" = field(default_factory=queue.SimpleQueue)
     under_way: int = 0
     seen: float = 0.0
     pullers: list[threading.Thread] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Sessions:
 
     # ---- called by the engine's thread ------------------------------------------------------
 
-    def watch(self, watch: Watch) -> None:
+    def watch(self, watch: LeaseWatch) -> None:
         """Keep a lease alive from now on, where it was first said to be. It is lost when there are too many engines."""
         if watch.lease in self._home:
             return
@@ -110,14 +110,14 @@ class Sessions:
         with peer.lock:
             peer.leases[watch.lease] = watch.lease_s
         self._home[watch.lease] = peer
-        peer.ends.put(Drop(lease="", done=True))  # wakes the beats: the next one may be due sooner
+        peer.ends.put(LeaseDrop(lease="", done=True))  # wakes the beats: the next one may be due sooner
 
     def pull(self, pull: Pull) -> None:
         """Fetch blocks of a watched lease."""
         peer = self._home.get(pull.job.lease)
         if peer is None:  # another request with the same lease has given it up
             bad = (False,) * sum(map(len, pull.job.places))
-            pull.told(JobReport(job=pull.job.job, good=bad, error="its lease was given up"))
+            pull.done(JobReport(job=pull.job.job, good=bad, error="its lease was given up"))
             return
         with peer.lock:
             peer.under_way += 1
@@ -125,7 +125,7 @@ class Sessions:
             self._start(peer, self._run_pulls, peer.pullers)
         peer.pulls.put((pull, time.monotonic()))
 
-    def drop(self, drop: Drop) -> None:
+    def drop(self, drop: LeaseDrop) -> None:
         """A lease is over. Its producer is told once; if that fails, silence ends it there."""
         peer = self._home.pop(drop.lease, None)
         if peer is None:
@@ -184,7 +184,7 @@ class Sessions:
     # ---- the thread of KV ---------------------------------------------------------------------
 
     def _run_pulls(self, peer: _Peer) -> None:
-        connection: Connection | None = None
+        connection: TimedConnection | None = None
         while (item := peer.pulls.get()) is not None:
             connection = self._do(peer, *item, connection)
             with peer.lock:
@@ -192,7 +192,7 @@ class Sessions:
         if connection is not None:
             connection.close()
 
-    def _do(self, peer: _Peer, pull: Pull, asked: float, connection: Connection | None) -> Connection | None:
+    def _do(self, peer: _Peer, pull: Pull, asked: float, connection: TimedConnection | None) -> TimedConnection | None:
         """One pull; the connection for the next one. A connection that went bad since its last use is made anew once."""
         began, job = time.monotonic(), pull.job
         good = [[False] * len(places) for places in job.places]
@@ -218,7 +218,7 @@ class Sessions:
         flat = tuple(fine for row in good for fine in row)
         num_bytes = sum(self._seal.length(lease_key("", 0, g)) * sum(row) for g, row in enumerate(good))
         seconds = time.monotonic() - began
-        pull.told(JobReport(job=job.job, good=flat, num_bytes=num_bytes, seconds=seconds, error=error))
+        pull.done(JobReport(job=job.job, good=flat, num_bytes=num_bytes, seconds=seconds, error=error))
         return connection
 
     def _until(self, pull: Pull, asked: float, began: float) -> float:
@@ -228,10 +228,10 @@ class Sessions:
         )
         return min(asked + PULL_S, began + TIMEOUT_S + seconds_for(num_bytes))
 
-    def _connect(self, peer: _Peer) -> Connection:
+    def _connect(self, peer: _Peer) -> TimedConnection:
         """A connection for KV. When there is none, those who wait for one now need not find out again, each for itself."""
         try:
-            connection = Connection(peer.host, peer.port, self._seal, TIMEOUT_S)
+            connection = TimedConnection(peer.host, peer.port, self._seal, TIMEOUT_S)
         except Exception as problem:
             peer.failed, peer.failure = time.monotonic(), f"{problem}" or type(problem).__name__
             raise
@@ -241,43 +241,43 @@ class Sessions:
     # ---- the thread of notices ----------------------------------------------------------------
 
     def _run_notices(self, peer: _Peer) -> None:
-        connection: Connection | None = None
+        connection: TimedConnection | None = None
         last, failed, over = -math.inf, False, False  # when beats were last sent, or tried to be
         while not over:
-            every = self._beat_every(peer, failed)
+            every = self._heartbeat_every(peer, failed)
             drops, over = self._wait(peer, None if every is None else max(0.0, last + every - time.monotonic()))
-            beats = every is not None and time.monotonic() >= last + every
+            heartbeats = every is not None and time.monotonic() >= last + every
             for _ in range(2 if connection is not None else 1):  # one that went bad since its last use is made anew
                 try:
-                    if connection is None and (drops or beats):
-                        connection = Connection(peer.host, peer.port, self._seal, TIMEOUT_S)
+                    if connection is None and (drops or heartbeats):
+                        connection = TimedConnection(peer.host, peer.port, self._seal, TIMEOUT_S)
                     if connection is not None:
                         connection.within(TIMEOUT_S)
                         self._tell(connection, drops)
-                        if beats:
-                            self._beat(connection, peer)
+                        if heartbeats:
+                            self._heartbeat(connection, peer)
                     break
                 except Exception as problem:  # the border between one producer and all leases there
                     log.debug("%s did not take a notice: %s", peer.name, problem)
                     if connection is not None:
                         connection.close()
                         connection = None
-            if beats:
+            if heartbeats:
                 last, failed = time.monotonic(), connection is None
         if connection is not None:
             connection.close()
 
-    def _beat_every(self, peer: _Peer, failed: bool) -> float | None:
+    def _heartbeat_every(self, peer: _Peer, failed: bool) -> float | None:
         """How long after the last beat the next one is due, which a new lease may change; None: nothing is watched."""
         with peer.lock:
             shortest = min(peer.leases.values(), default=None)
         if shortest is None:
             return None
-        return max(LEAST_BEAT_S, min(shortest / BEATS, RETRY_S if failed else math.inf))
+        return max(MIN_HEARTBEAT_S, min(shortest / HEARTBEATS, RETRY_S if failed else math.inf))
 
-    def _wait(self, peer: _Peer, timeout_s: float | None) -> tuple[list[Drop], bool]:
+    def _wait(self, peer: _Peer, timeout_s: float | None) -> tuple[list[LeaseDrop], bool]:
         """Drops that came, after at most so long, and whether the end did."""
-        drops: list[Drop] = []
+        drops: list[LeaseDrop] = []
         try:
             item = peer.ends.get(timeout=timeout_s)
             while item is not None:
@@ -288,19 +288,19 @@ class Sessions:
             return drops, False
         return drops, True
 
-    def _tell(self, connection: Connection, drops: Sequence[Drop]) -> None:
+    def _tell(self, connection: TimedConnection, drops: Sequence[LeaseDrop]) -> None:
         for done in (True, False):
             leases = [drop.lease for drop in drops if drop.done is done]
             for start in range(0, len(leases), MOST_KEYS):
                 send(connection.socket, Return(tuple(leases[start : start + MOST_KEYS]), done))
                 receive(connection.socket, Alive)
 
-    def _beat(self, connection: Connection, peer: _Peer) -> None:
+    def _heartbeat(self, connection: TimedConnection, peer: _Peer) -> None:
         with peer.lock:
             leases = tuple(peer.leases)
         for start in range(0, len(leases), MOST_KEYS):
             part = leases[start : start + MOST_KEYS]
-            send(connection.socket, Beat(part))
+            send(connection.socket, LeaseHeartbeat(part))
             answer = receive(connection.socket, Alive).good
             if len(answer) != len(part):
                 raise WireError("an answer has another length than its question")

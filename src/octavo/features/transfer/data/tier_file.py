@@ -21,7 +21,7 @@ from octavo.base.errors import ConfigError
 from octavo.features.transfer.address import TierAddress
 from octavo.features.transfer.data.api import Bytes
 from octavo.features.transfer.data.folder import SharedFolder
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.seal import Seal
 from octavo.ops import spare
 
@@ -36,7 +36,7 @@ class FileTier:
         self,
         root: Path,
         seal: Seal,
-        health: Health,
+        health: TierHealth,
         *,
         limit: int | None,
         clock: Callable[[], float] = time.monotonic,
@@ -174,6 +174,6 @@ def _write_all(file: io.FileIO, piece: memoryview) -> None:
         piece = piece[spare.write(file.fileno(), piece) :]
 
 
-def make(address: TierAddress, seal: Seal, health: Health) -> FileTier:
+def make(address: TierAddress, seal: Seal, health: TierHealth) -> FileTier:
     """The tier of a `file://` address. Raises `ConfigError` when there can be no such folder."""
     return FileTier(Path(address.place), seal, health, limit=address.size)

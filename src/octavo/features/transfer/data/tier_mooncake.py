@@ -19,7 +19,7 @@ from octavo.base.interpreter import python_command
 from octavo.base.packages import install_command
 from octavo.features.transfer.address import TierAddress
 from octavo.features.transfer.data.api import Bytes
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.mooncake_child import EXISTS, GET, PUT, REMOVE
 from octavo.features.transfer.data.mooncake_process import Line, Mooncake
 from octavo.features.transfer.data.seal import Seal
@@ -50,7 +50,7 @@ class MooncakeTier:
     Owns: a line to it.
     """
 
-    def __init__(self, store: Mooncake, seal: Seal, health: Health) -> None:
+    def __init__(self, store: Mooncake, seal: Seal, health: TierHealth) -> None:
         self._store = store
         self._seal = seal
         self._health = health
@@ -176,6 +176,6 @@ def open_shared(address: TierAddress, seal: Seal) -> Mooncake:
     return Mooncake(address.place, seal.most_sealed_bytes)
 
 
-def make(address: TierAddress, seal: Seal, health: Health, shared: Mooncake | None = None) -> MooncakeTier:
+def make(address: TierAddress, seal: Seal, health: TierHealth, shared: Mooncake | None = None) -> MooncakeTier:
     """The tier of a `mooncake://` address."""
     return MooncakeTier(open_shared(address, seal) if shared is None else shared, seal, health)

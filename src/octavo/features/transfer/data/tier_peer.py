@@ -11,18 +11,18 @@ from typing import Final, TypeVar
 
 from octavo.features.transfer.address import NIXL, TierAddress, parse_listen
 from octavo.features.transfer.data.api import Bytes
-from octavo.features.transfer.data.connection import Connection
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.connection import TimedConnection
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.one_sided import FarMemory
 from octavo.features.transfer.data.peer_rows import RowReader, open_far
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.timed import TimedSocket, seconds_for
 from octavo.features.transfer.wire import (
     MOST_KEYS,
-    Chunks,
+    ChunkSizes,
     Fetch,
     Find,
-    Found,
+    FoundKeys,
     WireError,
     receive,
     receive_into,
@@ -39,13 +39,13 @@ class PeerTier:
     Owns: the connection.
     """
 
-    def __init__(self, host: str, port: int, seal: Seal, health: Health, far: FarMemory | None = None) -> None:
+    def __init__(self, host: str, port: int, seal: Seal, health: TierHealth, far: FarMemory | None = None) -> None:
         """`far`: reads what the peer points at; without it the peer sends."""
         self._address = (host, port)
         self._reader = None if far is None else RowReader(far, seal)
         self._seal = seal
         self._health = health
-        self._connection: Connection | None = None
+        self._connection: TimedConnection | None = None
 
     def find(self, keys: Sequence[bytes]) -> list[bool]:
         def ask(connection: TimedSocket) -> list[bool]:
@@ -53,7 +53,7 @@ class PeerTier:
             for start in range(0, len(keys), MOST_KEYS):
                 part = tuple(keys[start : start + MOST_KEYS])
                 send(connection, Find(part))
-                answer = receive(connection, Found).good
+                answer = receive(connection, FoundKeys).good
                 if len(answer) != len(part):
                     raise WireError("an answer has another length than its question")
                 good += answer
@@ -74,7 +74,7 @@ class PeerTier:
             for start in range(0, len(keys), MOST_KEYS):
                 part = tuple(keys[start : start + MOST_KEYS])
                 send(connection, Fetch(part))
-                sizes = receive(connection, Chunks).sizes
+                sizes = receive(connection, ChunkSizes).sizes
                 if len(sizes) != len(part):
                     raise WireError("an answer has another length than its question")
                 for i, size in enumerate(sizes, start):
@@ -104,7 +104,7 @@ class PeerTier:
         began = time.monotonic()
         try:
             if self._connection is None:
-                self._connection = Connection(*self._address, self._seal, TIMEOUT_S)
+                self._connection = TimedConnection(*self._address, self._seal, TIMEOUT_S)
             self._connection.within(began + TIMEOUT_S + seconds_for(num_bytes) - time.monotonic())
             answer = call(self._connection.socket)
         except (OSError, ValueError) as error:
@@ -123,7 +123,7 @@ class PeerTier:
         self._drop()
 
 
-def make(address: TierAddress, seal: Seal, health: Health, far: FarMemory | None = None) -> PeerTier:
+def make(address: TierAddress, seal: Seal, health: TierHealth, far: FarMemory | None = None) -> PeerTier:
     """The tier of a `peer://` address. `far`: what its threads share, where it is read by NIXL. Raises `ConfigError`."""
     if far is None and address.transport == NIXL:
         far = open_far(address, seal)

@@ -16,7 +16,7 @@ from octavo.base.errors import ConfigError
 from octavo.base.packages import install_command
 from octavo.features.transfer.address import TierAddress
 from octavo.features.transfer.data.api import Bytes
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.timed import Deadline, TimedSocket, seconds_for
 from octavo.ops import spare
@@ -44,7 +44,7 @@ class RedisTier:
     Owns: the connection.
     """
 
-    def __init__(self, client: Any, seal: Seal, health: Health, deadline: Deadline) -> None:
+    def __init__(self, client: Any, seal: Seal, health: TierHealth, deadline: Deadline) -> None:
         """`deadline`: the one that the client's connections keep to."""
         self._client = client
         self._seal = seal
@@ -101,8 +101,8 @@ class RedisTier:
     def _took(self, answer: object) -> bool:
         """The server took one chunk; that it refuses one does not speak against reading from it."""
         if isinstance(answer, Exception):
-            told = next((what for word, what in REFUSALS.items() if word in str(answer)), "")
-            self._health.note("refuses", f"the server does not take blocks: {str(answer).rstrip('.')}{told}")
+            done = next((what for word, what in REFUSALS.items() if word in str(answer)), "")
+            self._health.note("refuses", f"the server does not take blocks: {str(answer).rstrip('.')}{done}")
         return answer is True
 
     def _batches(self, keys: Sequence[bytes]) -> list[slice]:
@@ -150,7 +150,7 @@ def check(address: TierAddress) -> None:
         raise ConfigError(f"--kv-tier {address.text} needs the package redis: {install_command('redis')}")
 
 
-def make(address: TierAddress, seal: Seal, health: Health) -> RedisTier:
+def make(address: TierAddress, seal: Seal, health: TierHealth) -> RedisTier:
     """The tier of a `redis://` address, after `check`."""
     deadline = Deadline()
     pool = redis.ConnectionPool.from_url(

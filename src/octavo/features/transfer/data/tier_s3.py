@@ -18,8 +18,8 @@ from octavo.base.errors import ConfigError
 from octavo.base.packages import install_command
 from octavo.features.transfer.address import TierAddress
 from octavo.features.transfer.data.api import Bytes
-from octavo.features.transfer.data.crew import Crew
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.call_pool import CallPool
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.timed import seconds_for
 from octavo.ops import spare
@@ -47,14 +47,14 @@ class S3Tier:
     Owns: the client, the threads that call it, and when the call on this tier must be over.
     """
 
-    def __init__(self, client: Any, bucket: str, prefix: str, seal: Seal, health: Health) -> None:
+    def __init__(self, client: Any, bucket: str, prefix: str, seal: Seal, health: TierHealth) -> None:
         self._client = client
         self._bucket = bucket
         self._prefix = f"{prefix}/{seal.space}" if prefix else seal.space
         self._seal = seal
         self._health = health
         self._until = 0.0
-        self._crew = Crew(SIDE_BY_SIDE, "octavo-kv-s3")
+        self._call_pool = CallPool(SIDE_BY_SIDE, "octavo-kv-s3")
 
     def find(self, keys: Sequence[bytes]) -> list[bool]:
         """One by one; of a long prompt's keys first those that a few pages of the list tell of."""
@@ -115,7 +115,7 @@ class S3Tier:
         return good
 
     def close(self) -> None:
-        self._crew.stop()
+        self._call_pool.stop()
         self._client.close()
 
     # ---- one chunk, on a thread of the crew ---------------------------------------------------
@@ -158,10 +158,10 @@ class S3Tier:
         self._until = time.monotonic() + STALL_S + seconds_for(sum(self._seal.length(key) for key in keys))
 
     def _each(self, calls: Iterator[Callable[[], T]], take: Callable[[int, T], None]) -> None:
-        if self._health.rests or not self._crew.is_free:
+        if self._health.rests or not self._call_pool.is_free:
             return
         try:
-            self._crew.each(calls, take, max(0.0, self._until - time.monotonic()))
+            self._call_pool.each(calls, take, max(0.0, self._until - time.monotonic()))
         except (BotoCoreError, ClientError, OSError, ValueError) as error:
             self._health.failed(error)
         else:
@@ -188,7 +188,7 @@ def check(address: TierAddress) -> None:
         )
 
 
-def make(address: TierAddress, seal: Seal, health: Health) -> S3Tier:
+def make(address: TierAddress, seal: Seal, health: TierHealth) -> S3Tier:
     """The tier of an `s3://` address, after `check`."""
     session = boto3.session.Session()
     bucket, _, prefix = address.place.partition("/")

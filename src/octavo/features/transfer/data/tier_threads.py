@@ -15,7 +15,7 @@ from typing import Final
 
 from octavo.features.transfer.address import NIXL, TierAddress
 from octavo.features.transfer.data.api import Bytes, Tier
-from octavo.features.transfer.data.health import Health
+from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.plan import TierJobKind
 from octavo.plugins.registry import load_target
@@ -145,7 +145,7 @@ class TierThreads:
         if address.kind in SHARED:
             make = partial(make, shared=load_target(SHARED[address.kind])(address, seal))
         self._name = address.name
-        self._health = Health(f"KV tier {address.name}")
+        self._health = TierHealth(f"KV tier {address.name}")
         sizes = {TierJobKind.FIND: FINDERS, TierJobKind.READ: READERS, TierJobKind.WRITE: WRITERS}
         if not address.is_written:
             del sizes[TierJobKind.WRITE]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from octavo.base.errors import ConfigError
-from octavo.features.transfer.data.peer_server import PeerDoor
+from octavo.features.transfer.data.peer_server import PeerListener
 from octavo.features.transfer.data.regions import KVRegion, LayerRegion
 from octavo.features.transfer.data.seal import Seal
-from octavo.features.transfer.handover import Drop, LeaseEvent, PullJob, Role, Save, Watch
+from octavo.features.transfer.disagg import LeaseDrop, LeaseEvent, LeaseWatch, PullJob, Save, TransferRole
 from octavo.features.transfer.plan import JobReport
 from octavo.plugins.registry import load_target, unknown_name
 
@@ -27,7 +27,7 @@ TRANSPORTS: Final = {
 BY_LAYER: Final = {"file": "octavo.features.transfer.data.over_file_layers:make"}
 
 
-class Giving(Protocol):
+class ProducerTransport(Protocol):
     """A producer's end."""
 
     def open(self, lease: str, blocks: tuple[tuple[int, ...], ...]) -> None:
@@ -49,19 +49,19 @@ class Pull:
 
     job: PullJob
     write: Callable[[PullJob, int, int, memoryview], None]  # the job, group, which of its blocks, content
-    told: Callable[[JobReport], None]
+    done: Callable[[JobReport], None]
 
 
-class Taking(Protocol):
+class ConsumerTransport(Protocol):
     """A consumer's end."""
 
-    def watch(self, watch: Watch) -> None:
+    def watch(self, watch: LeaseWatch) -> None:
         """Keep a lease alive from now on."""
 
     def pull(self, pull: Pull) -> None:
         """Fetch blocks of a watched lease; it is told once, whatever happens."""
 
-    def drop(self, drop: Drop) -> None:
+    def drop(self, drop: LeaseDrop) -> None:
         """A watched lease is over."""
 
     def news(self) -> tuple[LeaseEvent, ...]:
@@ -71,7 +71,7 @@ class Taking(Protocol):
         """No call comes after this."""
 
 
-class LayerGiving(Giving, Protocol):
+class LayerProducerTransport(ProducerTransport, Protocol):
     """A producer's end that takes layers while later ones are computed; called by the engine's thread."""
 
     def begin_saves(self, saves: Sequence[Save]) -> None:
@@ -87,7 +87,7 @@ class LayerGiving(Giving, Protocol):
         """What was saved for it is not wanted: it will not be opened."""
 
 
-class LayerTaking(Taking, Protocol):
+class LayerConsumerTransport(ConsumerTransport, Protocol):
     """A consumer's end that brings blocks layer by layer, for the step that computes with them."""
 
     def begin_loads(self, pulls: Sequence[Pull]) -> None:
@@ -108,15 +108,15 @@ class Place:
     layer by layer, by ends that can.
     """
 
-    role: Role
+    role: TransferRole
     address: str
     regions: tuple[KVRegion, ...]
     seal: Seal
-    door: PeerDoor
+    listener: PeerListener
     layers: tuple[LayerRegion, ...] = ()
 
 
-Make = Callable[[Place], tuple[Giving | None, Taking | None]]
+Make = Callable[[Place], tuple[ProducerTransport | None, ConsumerTransport | None]]
 
 
 def find_transport(text: str, *, by_layer: bool = False) -> Make:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from octavo.features.transfer.control.figures import METRICS, labelled
+from octavo.features.transfer.control.metrics import METRICS, labelled
 from tests.support.tier_rig import Rig
 
 GUIDE = Path(__file__).parents[3] / "docs" / "kv-tiers.md"

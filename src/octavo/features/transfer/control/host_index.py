@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo.features.transfer.control.evict import EvictionPolicy, Key
-from octavo.kvcache.prefix import Events, NoEvents
+from octavo.kvcache.prefix import CacheListener, NoEvents
 
 
 @dataclass(slots=True, eq=False)
@@ -33,14 +33,14 @@ class Chunk:
         return self.ready and not self.pins
 
 
-class PrimaryTier:
+class HostBlockIndex:
     """Rows of host memory.
 
     Owns: the free rows, the chunks by key, those that outlived a reset or were given up, how many may go, and the order
     of eviction.
     """
 
-    def __init__(self, num_rows: int, policy: EvictionPolicy, events: Events | None = None) -> None:
+    def __init__(self, num_rows: int, policy: EvictionPolicy, events: CacheListener | None = None) -> None:
         self.num_rows = num_rows
         self._policy = policy
         self._events = NoEvents() if events is None else events

@@ -2,7 +2,7 @@
 
 import pytest
 
-from octavo.engine.pulse import BEAT_S, LATE_S, STEPS_OF, Beat, Pulse
+from octavo.engine.heartbeat import HEARTBEAT_S, LATE_S, STEPS_OF, Heartbeat, Pulse
 
 LIMIT_S = 10.0
 
@@ -15,23 +15,23 @@ class Bedside:
 
     def __init__(self):
         self.now_s, self.progress, self.cpu_s = 0.0, 0, 0.0
-        self.beat = None
+        self.heartbeat = None
         self.pulse = Pulse(lambda: self.now_s)
 
-    def live(self, seconds, *, beats=True, resting=False, steps=0, cores=0.0, healthy=True):
-        """So many seconds of looks every `BEAT_S`, and of an engine that does this meanwhile."""
-        for _ in range(round(seconds / BEAT_S)):
-            self.now_s += BEAT_S
+    def live(self, seconds, *, heartbeats=True, resting=False, steps=0, cores=0.0, healthy=True):
+        """So many seconds of looks every `HEARTBEAT_S`, and of an engine that does this meanwhile."""
+        for _ in range(round(seconds / HEARTBEAT_S)):
+            self.now_s += HEARTBEAT_S
             self.progress += steps
-            self.cpu_s += cores * BEAT_S
-            if beats:
-                self.beat = Beat(self.now_s, resting, self.progress, self.cpu_s, healthy)
-            self.pulse.feel(self.beat)
+            self.cpu_s += cores * HEARTBEAT_S
+            if heartbeats:
+                self.heartbeat = Heartbeat(self.now_s, resting, self.progress, self.cpu_s, healthy)
+            self.pulse.feel(self.heartbeat)
         return self.pulse
 
 
 def test_an_engine_that_says_nothing_of_itself_is_believed():
-    assert not Bedside().live(100, beats=False).late
+    assert not Bedside().live(100, heartbeats=False).late
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_silence_is_late_within_two_seconds_of_the_beat_that_did_not_come(restin
     """F30: a process that is frozen, at work or idle."""
     bed = Bedside()
     bed.live(5, resting=resting, steps=1)
-    missed_s = bed.now_s + BEAT_S
-    while not bed.live(BEAT_S, beats=False).late:
+    missed_s = bed.now_s + HEARTBEAT_S
+    while not bed.live(HEARTBEAT_S, heartbeats=False).late:
         assert bed.now_s < 60
     assert bed.now_s - missed_s <= 2.0
     assert bed.pulse.over(LIMIT_S) is None
-    bed.live(LIMIT_S, beats=False)
+    bed.live(LIMIT_S, heartbeats=False)
     assert "said nothing" in bed.pulse.over(LIMIT_S)
     assert bed.pulse.over(0.0) is None
 
@@ -66,7 +66,7 @@ def test_a_step_that_waits_for_ever_is_late_although_its_process_beats():
     """F30: a hung step; a thread that wakes now and then does not count."""
     bed = Bedside()
     bed.live(5, steps=1)
-    bed.live(LATE_S + BEAT_S, cores=0.01)
+    bed.live(LATE_S + HEARTBEAT_S, cores=0.01)
     assert bed.pulse.late
     bed.live(LIMIT_S, cores=0.01)
     assert "got nowhere" in bed.pulse.over(LIMIT_S)
@@ -84,9 +84,9 @@ def test_an_engine_that_goes_on_is_well_again():
     """F30: SIGCONT before the limit."""
     bed = Bedside()
     bed.live(5, steps=1)
-    bed.live(LIMIT_S - 2, beats=False)
+    bed.live(LIMIT_S - 2, heartbeats=False)
     assert bed.pulse.late
-    bed.live(BEAT_S, steps=1)
+    bed.live(HEARTBEAT_S, steps=1)
     assert not bed.pulse.late and bed.pulse.over(LIMIT_S) is None
 
 
@@ -95,12 +95,12 @@ def test_time_in_which_the_front_did_not_run_is_not_held_against_the_engine():
     bed = Bedside()
     bed.live(5, steps=1)
     bed.now_s += 3600
-    bed.pulse.feel(bed.beat)
+    bed.pulse.feel(bed.heartbeat)
     assert not bed.pulse.late and bed.pulse.over(LIMIT_S) is None
 
 
 def test_an_engine_without_a_worker_is_given_up_at_once():
     bed = Bedside()
-    bed.live(BEAT_S, resting=True, healthy=False)
+    bed.live(HEARTBEAT_S, resting=True, healthy=False)
     assert bed.pulse.late
     assert "worker" in bed.pulse.over(0.0)

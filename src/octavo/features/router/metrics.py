@@ -25,7 +25,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 
 from octavo.features.router.fleet import Fleet
-from octavo.features.router.health import State
+from octavo.features.router.health import InstanceState
 from octavo.features.router.journey import Failure, Leg
 
 
@@ -39,7 +39,7 @@ class Outcome(StrEnum):
     CLIENT_GONE = "client_gone"
 
 
-class Figures:
+class RouterMetrics:
     """The counters, and a reader of the fleet.
 
     Owns: the counters.
@@ -99,7 +99,7 @@ class Figures:
         known = GaugeMetricFamily("octavo_router_instance_known_blocks", "Blocks that its cache is known to hold", labels=one)  # fmt: skip
         for member in self._fleet.members:
             up.add_metric((member.name,), float(member.health.usable))
-            for state in State:
+            for state in InstanceState:
                 states.add_metric((member.name, state.value), float(member.health.state is state))
             in_flight.add_metric((member.name,), member.in_flight)
             known.add_metric((member.name,), len(member.mirror))

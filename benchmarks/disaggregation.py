@@ -1,6 +1,6 @@
 """What it costs to get a prompt from another engine instead of computing it.
 
-    python benchmarks/handover.py MODEL [--tokens 4000] [--rounds 5] [--transports tcp,nixl,file,by-layer] [--dtype bfloat16]
+    python benchmarks/disaggregation.py MODEL [--tokens 4000] [--rounds 5] [--transports tcp,nixl,file,by-layer] [--dtype bfloat16]
 
 Starts a producer and a consumer for each transport, both on this machine. Time to the first token of a prompt of
 `--tokens` tokens at the consumer, medians over rounds: computed there, and fetched from the producer that has it. The

@@ -27,7 +27,7 @@ MOST_WORDS: Final = 64  # in what a hint says of its producer
 TAKE: Final = "do_remote_prefill"  # in a request: this prompt's KV is there
 
 
-class Role(StrEnum):
+class TransferRole(StrEnum):
     """Which sides of a hand-over an engine takes."""
 
     PRODUCER = "producer"
@@ -36,11 +36,11 @@ class Role(StrEnum):
 
     @property
     def produces(self) -> bool:
-        return self is not Role.CONSUMER
+        return self is not TransferRole.CONSUMER
 
     @property
     def consumes(self) -> bool:
-        return self is not Role.PRODUCER
+        return self is not TransferRole.PRODUCER
 
 
 class Hint(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ class Save(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[tuple[int, ...], ...]
 
 
-class Watch(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseWatch(msgspec.Struct, frozen=True, kw_only=True):
     """Keep this lease alive at its producer, until it is dropped."""
 
     lease: str
@@ -115,7 +115,7 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float
 
 
-class Drop(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseDrop(msgspec.Struct, frozen=True, kw_only=True):
     """A watched lease is over: everything came (`done`), or it is given up."""
 
     lease: str
@@ -136,22 +136,22 @@ class PullJob(msgspec.Struct, frozen=True, kw_only=True):
     in_step: bool = False
 
 
-class HandoverPlan(PlanPart, frozen=True, kw_only=True):
+class DisaggPlan(PlanPart, frozen=True, kw_only=True):
     """The hand-over's share of a step."""
 
     grants: tuple[Grant, ...] = ()
     saves: tuple[Save, ...] = ()
     forgets: tuple[str, ...] = ()  # leases that were saved for and will not be granted
     revokes: tuple[str, ...] = ()  # leases that nobody may begin to read any more
-    watches: tuple[Watch, ...] = ()
-    drops: tuple[Drop, ...] = ()
+    watches: tuple[LeaseWatch, ...] = ()
+    drops: tuple[LeaseDrop, ...] = ()
     pulls: tuple[PullJob, ...] = ()
 
 
 class LeaseNews(StrEnum):
     """What the data half heard of a lease."""
 
-    BEAT = "beat"  # producer's side: its consumer is alive
+    HEARTBEAT = "beat"  # producer's side: its consumer is alive
     DONE = "done"  # producer's side: its consumer has everything
     ABORTED = "aborted"  # producer's side: its consumer gave up
     CLOSED = "closed"  # producer's side: nothing reads its blocks, and nothing will
@@ -166,7 +166,7 @@ class LeaseEvent(msgspec.Struct, frozen=True):
     news: LeaseNews
 
 
-class HandoverReport(ResultPart, frozen=True, kw_only=True):
+class DisaggReport(ResultPart, frozen=True, kw_only=True):
     """Notices and fetches since the last report."""
 
     events: tuple[LeaseEvent, ...] = ()

@@ -7,7 +7,7 @@ import pytest
 
 from octavo.engine.core import SETTLE_S, UNFINISHED
 from tests.support import checkpoints
-from tests.support.handover import OPTIONS, consumer, figures, hand_over, pair, prefill_only, producer, signal_all
+from tests.support.disagg import OPTIONS, consumer, figures, hand_over, pair, prefill_only, producer, signal_all
 from tests.support.live import spawn
 
 LONG = [(i * 31) % 400 + 10 for i in range(150)]

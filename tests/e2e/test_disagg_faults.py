@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.support import checkpoints
+from tests.support.disagg import OPTIONS, figures, prefill_only, signal_all
 from tests.support.flaky_network import Wire
-from tests.support.handover import OPTIONS, figures, prefill_only, signal_all
 from tests.support.live import spawn
 from tests.support.ports import free_port
 

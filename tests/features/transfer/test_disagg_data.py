@@ -14,12 +14,12 @@ import pytest
 from octavo.features.transfer import wire
 from octavo.features.transfer.data import over_tcp, peer_server, session
 from octavo.features.transfer.data.guard import LeaseGuard
-from octavo.features.transfer.data.over_tcp import LeaseGiver, TcpFetch
+from octavo.features.transfer.data.over_tcp import TcpFetch, TcpProducerTransport
 from octavo.features.transfer.data.peer_server import PeerServer
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.session import Sessions
 from octavo.features.transfer.data.transport import Pull
-from octavo.features.transfer.handover import Drop, LeaseEvent, LeaseNews, PullJob, Watch
+from octavo.features.transfer.disagg import LeaseDrop, LeaseEvent, LeaseNews, LeaseWatch, PullJob
 from tests.support.ports import free_port
 
 SIZES = (70_000, 3_000)  # bytes of a block, by group
@@ -53,7 +53,7 @@ class Side:
         self.regions = [Region(0), Region(1)]
         seal = Seal(identity, SIZES)
         self.identity = seal.identity
-        self.server = PeerServer("127.0.0.1", port, seal, [LeaseGiver(self.guard, self.regions, seal)])
+        self.server = PeerServer("127.0.0.1", port, seal, [TcpProducerTransport(self.guard, self.regions, seal)])
         self.port = self.server.port
 
     def wait_news(self, *wanted):
@@ -85,7 +85,7 @@ class Reader:
         self.numbers = iter(range(1, 1000))
 
     def watch(self, port, lease="l", lease_s=30.0):
-        self.sessions.watch(Watch(lease=lease, address=f"tcp://127.0.0.1:{port}", lease_s=lease_s))
+        self.sessions.watch(LeaseWatch(lease=lease, address=f"tcp://127.0.0.1:{port}", lease_s=lease_s))
 
     def start(self, lease="l", places=((0, 1, 2), (0, 1))):
         blocks = tuple(tuple(place + 50 for place in row) for row in places)
@@ -123,7 +123,7 @@ def test_blocks_under_a_lease_come_whole():
         for group, table in enumerate(TABLES):
             for place, block in enumerate(table):
                 assert (mine.got[group, place + 50] == content(group, block)).all()
-        mine.sessions.drop(Drop(lease="l", done=True))
+        mine.sessions.drop(LeaseDrop(lease="l", done=True))
         side.wait_news(LeaseEvent("l", LeaseNews.DONE))
 
 
@@ -171,11 +171,11 @@ def test_a_lease_is_kept_alive_while_it_is_watched_and_no_longer():
         mine.watch(side.port, "l", lease_s=0.3)
         mine.watch(side.port, "m", lease_s=30.0)
         for _ in range(3):
-            side.wait_news(LeaseEvent("l", LeaseNews.BEAT), LeaseEvent("m", LeaseNews.BEAT))
-        mine.sessions.drop(Drop(lease="l", done=False))
+            side.wait_news(LeaseEvent("l", LeaseNews.HEARTBEAT), LeaseEvent("m", LeaseNews.HEARTBEAT))
+        mine.sessions.drop(LeaseDrop(lease="l", done=False))
         side.wait_news(LeaseEvent("l", LeaseNews.ABORTED))
         time.sleep(0.3)
-        assert LeaseEvent("l", LeaseNews.BEAT) not in side.guard.news()
+        assert LeaseEvent("l", LeaseNews.HEARTBEAT) not in side.guard.news()
 
 
 def test_a_long_lease_does_not_keep_beats_from_a_short_one():
@@ -183,16 +183,16 @@ def test_a_long_lease_does_not_keep_beats_from_a_short_one():
         side.guard.open("long", TABLES)
         side.guard.open("short", TABLES)
         mine.watch(side.port, "long", lease_s=3600.0)
-        side.wait_news(LeaseEvent("long", LeaseNews.BEAT))
+        side.wait_news(LeaseEvent("long", LeaseNews.HEARTBEAT))
         mine.watch(side.port, "short", lease_s=0.3)
-        side.wait_news(LeaseEvent("short", LeaseNews.BEAT))
+        side.wait_news(LeaseEvent("short", LeaseNews.HEARTBEAT))
 
 
 def test_a_lease_of_next_to_no_time_does_not_fill_the_network_with_beats():
     with producer() as side, reader() as mine:
         side.guard.open("l", TABLES)
         mine.watch(side.port, "l", lease_s=1e-6)
-        seen = list(side.wait_news(LeaseEvent("l", LeaseNews.BEAT)))
+        seen = list(side.wait_news(LeaseEvent("l", LeaseNews.HEARTBEAT)))
         time.sleep(0.5)
         assert len(seen + list(side.guard.news())) < 15
 
@@ -201,13 +201,13 @@ def test_a_lease_that_two_hints_have_at_two_addresses_is_not_kept_alive_when_it_
     with producer() as side, reader() as mine:
         side.guard.open("l", TABLES)
         mine.watch(side.port, "l", lease_s=0.3)
-        side.wait_news(LeaseEvent("l", LeaseNews.BEAT))
+        side.wait_news(LeaseEvent("l", LeaseNews.HEARTBEAT))
         mine.watch(free_port(), "l", lease_s=0.3)
-        mine.sessions.drop(Drop(lease="l", done=False))
-        mine.sessions.drop(Drop(lease="l", done=False))
+        mine.sessions.drop(LeaseDrop(lease="l", done=False))
+        mine.sessions.drop(LeaseDrop(lease="l", done=False))
         side.wait_news(LeaseEvent("l", LeaseNews.ABORTED))
         time.sleep(0.3)
-        assert LeaseEvent("l", LeaseNews.BEAT) not in side.guard.news()
+        assert LeaseEvent("l", LeaseNews.HEARTBEAT) not in side.guard.news()
 
 
 def test_hints_with_ever_new_addresses_do_not_start_threads_without_end(monkeypatch):
@@ -216,7 +216,7 @@ def test_hints_with_ever_new_addresses_do_not_start_threads_without_end(monkeypa
         before = threading.active_count()
         for i in range(20):
             mine.watch(free_port(), f"idle-{i}")
-            mine.sessions.drop(Drop(lease=f"idle-{i}", done=False))
+            mine.sessions.drop(LeaseDrop(lease=f"idle-{i}", done=False))
         for i in range(20):
             mine.watch(free_port(), f"kept-{i}")
         assert len(mine.sessions) == 4
@@ -247,7 +247,7 @@ def test_notices_do_not_wait_for_kv():
         side.regions[0].gate.clear()
         mine.start()
         for _ in range(3):
-            side.wait_news(LeaseEvent("l", LeaseNews.BEAT))
+            side.wait_news(LeaseEvent("l", LeaseNews.HEARTBEAT))
         side.regions[0].gate.set()
         assert mine.done.get(timeout=10).good == (True,) * 5
 
@@ -308,9 +308,9 @@ def test_a_producer_that_trickles_within_a_block_fails_the_fetch_too(monkeypatch
         with connection, suppress(OSError, wire.WireError):
             wire.receive(connection, wire.Hello)
             wire.send(connection, wire.Welcome(now=0.0))
-            wire.receive(connection, wire.Take)
+            wire.receive(connection, wire.FetchBlocks)
             seal, key = Seal(IDENTITY, SIZES), wire.lease_key("l", 0, 0)
-            wire.send(connection, wire.Chunks((seal.head_bytes(key) + SIZES[0],)))
+            wire.send(connection, wire.ChunkSizes((seal.head_bytes(key) + SIZES[0],)))
             while not over.wait(0.02):
                 connection.sendall(b"x")
 
@@ -356,8 +356,8 @@ def test_whatever_goes_wrong_in_a_fetch_it_is_reported_and_the_next_one_is_made(
     "answers",
     [
         [b"HTTP/1.1 400 Bad\r\n" * 9],
-        ["welcome", wire.Chunks((5, 5, 5))],
-        ["welcome", wire.Chunks((5,))],
+        ["welcome", wire.ChunkSizes((5, 5, 5))],
+        ["welcome", wire.ChunkSizes((5,))],
         ["welcome", wire.Alive((True,))],
         ["welcome", b"OKV1\xff\xff\xff\xff"],
         ["welcome", wire.FRAME.pack(wire.MAGIC, len(DEEP)) + DEEP],
@@ -399,7 +399,7 @@ def test_engines_that_were_not_seen_for_long_are_forgotten_when_new_ones_appear(
         side.guard.open("l", TABLES)
         mine.watch(side.port)
         mine.watch(free_port(), "x")
-        mine.sessions.drop(Drop(lease="x", done=False))
+        mine.sessions.drop(LeaseDrop(lease="x", done=False))
         now[0] += session.TTL_S + 1
         mine.watch(free_port(), "y")
         assert len(mine.sessions) == 2  # the one whose lease is watched stays
@@ -409,7 +409,7 @@ def test_engines_that_were_not_seen_for_long_are_forgotten_when_new_ones_appear(
 def test_a_fetch_of_a_lease_that_somebody_gave_up_is_reported_too():
     with reader() as mine:
         mine.watch(free_port())
-        mine.sessions.drop(Drop(lease="l", done=False))
+        mine.sessions.drop(LeaseDrop(lease="l", done=False))
         assert mine.pull().error == "its lease was given up"
 
 
@@ -420,7 +420,7 @@ def test_a_lease_that_is_asked_for_before_it_is_open_is_waited_for():
         time.sleep(0.1)
         side.guard.open("l", TABLES)
         assert all(mine.done.get(timeout=10).good)
-        side.wait_news(LeaseEvent("l", LeaseNews.BEAT))
+        side.wait_news(LeaseEvent("l", LeaseNews.HEARTBEAT))
         assert mine.sessions.news() == ()
         side.guard.close("l")
         began = time.monotonic()
@@ -436,7 +436,7 @@ def test_leases_that_nobody_knows_are_waited_for_once_and_all_together():
             mine.watch(side.port, f"old-{i}", lease_s=3.0)
         mine.watch(side.port, "l", lease_s=3.0)
         began = time.monotonic()
-        side.wait_news(LeaseEvent("l", LeaseNews.BEAT))
+        side.wait_news(LeaseEvent("l", LeaseNews.HEARTBEAT))
         assert all(mine.pull("l").good)
         lost = set()
         while len(lost) < 100:
@@ -450,9 +450,9 @@ def test_leases_that_nobody_knows_are_waited_for_once_and_all_together():
 
 def test_a_lease_that_was_waited_for_in_vain_is_given_once_it_is_there():
     guard = LeaseGuard(patience_s=0.01)
-    assert guard.tell(("a", "b"), LeaseNews.BEAT) == (False, False)
+    assert guard.tell(("a", "b"), LeaseNews.HEARTBEAT) == (False, False)
     guard.open("a", TABLES)
-    assert guard.tell(("a", "b"), LeaseNews.BEAT) == (True, False)
+    assert guard.tell(("a", "b"), LeaseNews.HEARTBEAT) == (True, False)
     with guard.reading("a") as tables:
         assert tables == TABLES
 
@@ -492,6 +492,6 @@ def test_a_name_of_a_lease_takes_no_room_to_speak_of():
     with producer(patience_s=0.01) as side, socket.create_connection(("127.0.0.1", side.port), 10) as peer:
         wire.send(peer, wire.Hello(version=wire.VERSION, identity=side.identity))
         wire.receive(peer, wire.Welcome)
-        wire.send(peer, wire.Take(lease="x" * 10_000, group=0, places=tuple(range(wire.MOST_KEYS))))
+        wire.send(peer, wire.FetchBlocks(lease="x" * 10_000, group=0, places=tuple(range(wire.MOST_KEYS))))
         with pytest.raises((wire.WireError, OSError)):
-            wire.receive(peer, wire.Chunks)
+            wire.receive(peer, wire.ChunkSizes)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 STOP_S: Final = 0.2
 
 
-class Crew:
+class CallPool:
     """Owns: the threads, their queue, and the calls that were given up and still run."""
 
     def __init__(self, size: int, name: str) -> None:

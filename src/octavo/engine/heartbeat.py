@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 import msgspec
 
-BEAT_S = 0.5  # between two beats of an engine's process, and two looks of the front
+HEARTBEAT_S = 0.5  # between two beats of an engine's process, and two looks of the front
 LATE_S = 1.5  # of silence: with one look more, within 2 s of the first beat that did not come
-LONGEST_LOOK_S = 2 * BEAT_S  # a longer gap between two looks was the front's own absence
+LONGEST_LOOK_S = 2 * HEARTBEAT_S  # a longer gap between two looks was the front's own absence
 COMPUTES = 0.05  # share of a core: a thread that only waits in small portions takes far less
 STEPS_OF = 10  # a step that computes may take this many times what one that does not may
 
 
-class Beat(msgspec.Struct, frozen=True, tag=True):
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """How far an engine is at one moment."""
 
     at_s: float  # monotonic, on the engine's machine
@@ -30,7 +30,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pulse:
-    """What the front has felt so far. Whoever owns it calls `feel` about every `BEAT_S`.
+    """What the front has felt so far. Whoever owns it calls `feel` about every `HEARTBEAT_S`.
 
     `silent_s`: since anything was heard. `still_s`: since the engine rested, went on or computed. `stuck_s`: since it
     rested or went on.
@@ -41,7 +41,7 @@ class Pulse:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._looked_s = clock()
-        self._last: Beat | None = None
+        self._last: Heartbeat | None = None
         self.silent_s = self.still_s = self.stuck_s = 0.0
 
     @property
@@ -65,21 +65,21 @@ class Pulse:
             )
         return None
 
-    def feel(self, beat: Beat | None) -> None:
+    def feel(self, heartbeat: Heartbeat | None) -> None:
         """The latest beat that came; None when none did yet, which says nothing (an engine that has no beats)."""
         now_s = self._clock()
         passed_s = min(now_s - self._looked_s, LONGEST_LOOK_S)
         self._looked_s = now_s
-        if beat is None:
+        if heartbeat is None:
             return
-        last, self._last = self._last, beat
+        last, self._last = self._last, heartbeat
         self.silent_s += passed_s
         self.still_s += passed_s
         self.stuck_s += passed_s
-        if last is not None and beat.at_s == last.at_s:
+        if last is not None and heartbeat.at_s == last.at_s:
             return
         self.silent_s = 0.0
-        if last is None or beat.resting or beat.progress != last.progress:
+        if last is None or heartbeat.resting or heartbeat.progress != last.progress:
             self.still_s = self.stuck_s = 0.0
-        elif beat.cpu_s - last.cpu_s >= COMPUTES * (beat.at_s - last.at_s):
+        elif heartbeat.cpu_s - last.cpu_s >= COMPUTES * (heartbeat.at_s - last.at_s):
             self.still_s = 0.0

@@ -10,8 +10,8 @@ from typing import Final
 
 from octavo.features.transfer.address import DEFAULT_THIN_BELOW, DEFAULT_TIMEOUT_S, LOCAL
 from octavo.features.transfer.control.evict import Key
+from octavo.features.transfer.control.host_index import Chunk
 from octavo.features.transfer.control.pressure import Pressure
-from octavo.features.transfer.control.primary import Chunk
 from octavo.features.transfer.control.speed import Speed
 from octavo.features.transfer.control.standing import Standing
 from octavo.features.transfer.plan import JobReport, TierJobKind
@@ -41,7 +41,7 @@ class TierFacts:
 
 
 @dataclass(slots=True)
-class Count:
+class JobCount:
     """Jobs of one kind. Owns: how many are under way, and of the others, how many failed as a whole."""
 
     active: int = 0
@@ -49,23 +49,23 @@ class Count:
 
 
 @dataclass(slots=True)
-class TierBooks:
+class TierState:
     """Owns: what is to be asked of the tier at the end of the step, what it holds, how it does, and its counters."""
 
     facts: TierFacts
     most_rows: int  # of the primary, to be read into and to be written from, each
     pressure: Pressure = field(init=False)
-    reading: Speed = field(default_factory=lambda: Speed(LEAST_BYTES))  # bytes a second
-    asking: Standing = field(default_factory=Standing)  # whether it says what it has
-    giving: Standing = field(default_factory=Standing)  # and gives it
-    writing: Standing = field(default_factory=Standing)
+    read_speed: Speed = field(default_factory=lambda: Speed(LEAST_BYTES))  # bytes a second
+    find_health: Standing = field(default_factory=Standing)  # whether it says what it has
+    read_health: Standing = field(default_factory=Standing)  # and gives it
+    write_health: Standing = field(default_factory=Standing)
     asked: dict[Key, tuple[str, ...]] = field(default_factory=dict)  # who waits; in flight or about to be
     to_find: list[Key] = field(default_factory=list)
     to_read: dict[str, list[Chunk]] = field(default_factory=dict)  # by request
     to_write: list[Chunk] = field(default_factory=list)
     num_reading: int = 0  # rows that it may write to, now or soon
     num_pinned: int = 0  # chunks that wait for it or are being read by it
-    jobs: dict[TierJobKind, Count] = field(default_factory=lambda: {kind: Count() for kind in TierJobKind})
+    jobs: dict[TierJobKind, JobCount] = field(default_factory=lambda: {kind: JobCount() for kind in TierJobKind})
     overdue: int = 0  # jobs that it was given up on and that have not come back
     not_worth: int = 0
     lookups: int = 0
@@ -81,7 +81,7 @@ class TierBooks:
 
     def __post_init__(self) -> None:
         self.pressure = Pressure(self.facts.high_mark, self.facts.low_mark)
-        self.reading.begin(self.facts.read_bytes_per_s)
+        self.read_speed.begin(self.facts.read_bytes_per_s)
 
     @property
     def finds_left(self) -> int:
@@ -101,19 +101,23 @@ class TierBooks:
     @property
     def trusted(self) -> bool:
         """Worth waiting for: it says what it has and gives it, or is being tried with that."""
-        return self.asking.trusted and (self.giving.trusted or self.giving.on_trial)
+        return self.find_health.trusted and (self.read_health.trusted or self.read_health.on_trial)
 
     def may_ask(self, now: float) -> bool:
         """May it be asked for a key now? Not one that says yes and never gives, but once in a while."""
-        return self.giving.may_try(now) and self.asking.may_try(now)
+        return self.read_health.may_try(now) and self.find_health.may_try(now)
 
     def standing(self, kind: TierJobKind) -> Standing:
         """What jobs of this kind say something of."""
-        return {TierJobKind.FIND: self.asking, TierJobKind.READ: self.giving, TierJobKind.WRITE: self.writing}[kind]
+        return {
+            TierJobKind.FIND: self.find_health,
+            TierJobKind.READ: self.read_health,
+            TierJobKind.WRITE: self.write_health,
+        }[kind]
 
     def admits(self, now: float) -> bool:
         """May one more chunk be written to it?"""
-        if self.num_pinned >= self.most_rows or not self.writing.may_try(now):
+        if self.num_pinned >= self.most_rows or not self.write_health.may_try(now):
             self.refused += 1
             return False
         return self.pressure.admits()
@@ -128,7 +132,7 @@ class TierBooks:
         else:
             standing.good()
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """For metrics (TIR-22)."""
         find, read, write = (self.jobs[kind] for kind in (TierJobKind.FIND, TierJobKind.READ, TierJobKind.WRITE))
         return {

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from tests.support import checkpoints
-from tests.support.handover import OPTIONS, consumer, figures, hand_over, pair, prefill_only, producer, signal_all
+from tests.support.disagg import OPTIONS, consumer, figures, hand_over, pair, prefill_only, producer, signal_all
 from tests.support.live import spawn
 
 LONG = [(i * 31) % 400 + 10 for i in range(150)]

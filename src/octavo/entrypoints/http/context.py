@@ -20,17 +20,17 @@ from octavo.entrypoints.http.fields import read_fields
 from octavo.entrypoints.http.gate import Gate
 from octavo.entrypoints.http.logprobs import Bytes
 from octavo.inputs.tokenizer import Tokenizer
-from octavo.serving.front import Front
+from octavo.serving.frontend import Frontend
 
 M = TypeVar("M", bound=BaseModel)
 TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class RouteContext:
     """The collaborators of all routes. `clock` gives Unix seconds; `new_id` gives ids nobody can guess."""
 
-    front: Front
+    frontend: Frontend
     server: ServerConfig
     gate: Gate
     clock: Callable[[], float]
@@ -41,7 +41,7 @@ class Door:
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self.front.renderer.tokenizer
+        return self.frontend.renderer.tokenizer
 
     async def read(self, kind: type[M], request: Request) -> tuple[M, list[str]]:
         """The request's body as `kind`, with warnings about fields that are not used; raises 4xx errors."""
@@ -52,7 +52,7 @@ class Door:
 
         Raises `NotFoundError` with code model_not_found.
         """
-        names = self.front.info.served_names
+        names = self.frontend.info.served_names
         if given is None:
             return names[0]
         if given not in names:
@@ -67,12 +67,12 @@ class Door:
         """Raise at once when nothing could be served: `EngineDead` or `ServerStopping` (503)."""
         if self.gate.stopping:
             raise ServerStopping
-        if not self.front.engine.alive():
+        if not self.frontend.engine.alive():
             raise EngineDead("the engine is gone; the server must be restarted")
 
     def check_lively(self) -> None:
         """Raise `EngineDead` or `EngineSilent` (503) while nobody can tell that the engine will answer."""
-        engine = self.front.engine
+        engine = self.frontend.engine
         if not engine.alive():
             raise EngineDead("the engine is gone; the server must be restarted")
         if engine.late:

@@ -20,7 +20,7 @@ import msgspec
 from octavo.base.outputs import CompletionOutput, RequestDelta, RequestTimes, TokenLogprobs
 from octavo.base.params import SamplingParams
 from octavo.base.types import FinishReason
-from octavo.outputs.detokenizer import Decoder, Detokenizer, NoText, TextSource
+from octavo.outputs.detokenizer import Detokenizer, NoText, TextSource, TokenDecoder
 from octavo.outputs.logprobs import LogprobReader
 from octavo.outputs.stops import StopScanner
 
@@ -76,7 +76,7 @@ class AnswerRules(msgspec.Struct, frozen=True, kw_only=True):
             wants_logprobs=params.logprobs is not None,
         )
 
-    def open_text(self, decoder: Decoder, context: Sequence[int]) -> TextSource:
+    def open_text(self, decoder: TokenDecoder, context: Sequence[int]) -> TextSource:
         """What turns this answer's ids into text."""
         if not self.detokenize:
             return NoText()
@@ -88,16 +88,39 @@ class AnswerRules(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Answer:
+class SampleState:
     """One of the `n` answers.
 
     Owns: everything in it.
     """
 
     __slots__ = (
-        "_entries", "_include", "_min_tokens", "_num_chars", "_num_complete", "_num_free_chars", "_num_told", "_parser",
-        "_pieces", "_reader", "_scanner", "_spans", "_text", "_told_end", "_told_text", "_waiting", "cumulative_logprob", "error",
-        "finish", "index", "last_output_s", "num_cached_tokens", "num_preemptions", "stop_reason", "times", "token_ids",
+        "_entries",
+        "_include",
+        "_min_tokens",
+        "_num_chars",
+        "_num_complete",
+        "_num_free_chars",
+        "_num_sent",
+        "_parser",
+        "_pieces",
+        "_reader",
+        "_scanner",
+        "_sent_end",
+        "_sent_text",
+        "_spans",
+        "_text",
+        "_waiting",
+        "cumulative_logprob",
+        "error",
+        "finish",
+        "index",
+        "last_output_s",
+        "num_cached_tokens",
+        "num_preemptions",
+        "stop_reason",
+        "times",
+        "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -124,13 +147,13 @@ class Answer:
             tuple[int, int]
         ] = []  # of each token, where its text begins and ends; kept for log-probabilities
         self._pieces: list[str] = []  # text for the next output
-        self._told_text = ""  # text of earlier outputs, kept for whole() only
+        self._sent_text = ""  # text of earlier outputs, kept for whole() only
         self._num_chars = 0  # characters that came out of the detokenizer
         self._num_free_chars = 0  # of these, characters that no stop string holds back
         self._waiting: deque[int] = deque()  # by token that is not complete: the free characters that make it so
         self._num_complete = 0  # tokens whose text is free
-        self._num_told = 0  # tokens that earlier outputs carried
-        self._told_end = False
+        self._num_sent = 0  # tokens that earlier outputs carried
+        self._sent_end = False
 
     def take(self, delta: RequestDelta) -> bool:
         """Add what one step brought; True when a stop string ended the answer, so the engine must be told."""
@@ -150,7 +173,7 @@ class Answer:
         """End the answer with an error of ours."""
         self.error = message
         self.finish = FinishReason.ERROR
-        self._told_end = False
+        self._sent_end = False
         self._count_complete()
 
     def drop_parser(self) -> None:
@@ -161,19 +184,19 @@ class Answer:
     def has_news(self) -> bool:
         """True when an output would carry something that the last one did not."""
         if self.finish is not None:
-            return not self._told_end
-        return bool(self._pieces) or self._num_told < self._num_complete
+            return not self._sent_end
+        return bool(self._pieces) or self._num_sent < self._num_complete
 
     def delta(self) -> CompletionOutput:
         """What is new since the last output."""
         new = self._take_new()
-        return self._output(new, new, self._num_told)
+        return self._output(new, new, self._num_sent)
 
     def whole(self) -> CompletionOutput:
         """The answer so far."""
         new = self._take_new()
-        self._told_text += new
-        return self._output(self._told_text, new, 0)
+        self._sent_text += new
+        return self._output(self._sent_text, new, 0)
 
     def _take_new(self) -> str:
         new = "".join(self._pieces)
@@ -182,9 +205,9 @@ class Answer:
 
     def _output(self, text: str, new_text: str, first_token: int) -> CompletionOutput:
         end = self._num_complete
-        parts = self._parser.feed(new_text, self.token_ids[self._num_told : end], finished=self.finish is not None)
-        self._num_told = end
-        self._told_end = self.finish is not None
+        parts = self._parser.feed(new_text, self.token_ids[self._num_sent : end], finished=self.finish is not None)
+        self._num_sent = end
+        self._sent_end = self.finish is not None
         return CompletionOutput(
             index=self.index,
             text=text,

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Lane:
+class WorkerThread:
     """One thread, which starts with its first job, and its jobs.
 
     Owns: the thread and the queue.

@@ -1,6 +1,6 @@
 """What a front door is given: the engine, the way in, the rules, and what can be said about them.
 
-Promises: `Front` is the one bundle every door uses; it is constant after start-up.
+Promises: `Frontend` is the one bundle every door uses; it is constant after start-up.
 Does not know: which door it is.
 """
 
@@ -11,19 +11,19 @@ from octavo.serving.cache_feed import Feed, NoFeed
 from octavo.serving.info import EngineInfo
 
 if TYPE_CHECKING:
-    from octavo.inputs.limits import Limits
+    from octavo.inputs.limits import RequestLimits
     from octavo.inputs.renderer import Renderer
-    from octavo.observe.stats import StatsBook
+    from octavo.observe.stats import StatsLog
     from octavo.serving.async_engine import AsyncEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Front:
+class Frontend:
     """Everything a door needs; made by `serving.startup`."""
 
     engine: "AsyncEngine"
     renderer: "Renderer"
-    limits: "Limits"
-    stats: "StatsBook"
+    limits: "RequestLimits"
+    stats: "StatsLog"
     info: EngineInfo
     feed: Feed = field(default_factory=NoFeed)

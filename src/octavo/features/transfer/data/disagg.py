@@ -12,27 +12,27 @@ import numpy as np
 from torch import Tensor
 
 from octavo.base.step import ResultPart, StepPlan
-from octavo.features.transfer.data.lane import Outbox
-from octavo.features.transfer.data.peer_server import PeerDoor
+from octavo.features.transfer.data.peer_server import PeerListener
 from octavo.features.transfer.data.regions import KVRegion, layers_of, regions_of
 from octavo.features.transfer.data.seal import Seal, short
 from octavo.features.transfer.data.transport import (
-    Giving,
-    LayerGiving,
-    LayerTaking,
+    ConsumerTransport,
+    LayerConsumerTransport,
+    LayerProducerTransport,
     Place,
+    ProducerTransport,
     Pull,
-    Taking,
     find_transport,
 )
-from octavo.features.transfer.handover import HandoverPlan, HandoverReport, PullJob, Role
+from octavo.features.transfer.data.worker_thread import Outbox
+from octavo.features.transfer.disagg import DisaggPlan, DisaggReport, PullJob, TransferRole
 from octavo.features.transfer.plan import JobReport
 from octavo.worker.batch import InputBatch
 from octavo.worker.memory import KVMemory
-from octavo.worker.seams import NullPart
+from octavo.worker.seams import NullDataPart
 
 
-class HandoverAgent(NullPart):
+class DisaggAgent(NullDataPart):
     """A part of the worker.
 
     Owns: both ends of the transport, and fetches that wait for the next report.
@@ -41,22 +41,22 @@ class HandoverAgent(NullPart):
     name = "handover"
 
     def __init__(
-        self, role: str, transport: str, identity: Mapping[str, str], door: PeerDoor, *, by_layer: bool = False
+        self, role: str, transport: str, identity: Mapping[str, str], listener: PeerListener, *, by_layer: bool = False
     ) -> None:
         """`transport`: its kind, or an address of that kind. `identity`: all that KV depends on besides tokens, by
-        name. `door`: where consumers come. `by_layer`: the transport is one that can. Raises `ConfigError` for a transport that is not there."""
-        self._role = Role(role)
+        name. `listener`: where consumers come. `by_layer`: the transport is one that can. Raises `ConfigError` for a transport that is not there."""
+        self._role = TransferRole(role)
         self._kind, _, self._address = transport.partition("://")
         self._make = find_transport(transport, by_layer=by_layer)
         self._identity = dict(identity)
-        self._door = door
+        self._listener = listener
         self._regions: tuple[KVRegion, ...] = ()
         self._done: Outbox[JobReport] = Outbox()
-        self._giving: Giving | None = None
-        self._taking: Taking | None = None
+        self._producer: ProducerTransport | None = None
+        self._consumer: ConsumerTransport | None = None
         self.watches_layers = by_layer
-        self._saving: LayerGiving | None = None  # in the step under way
-        self._loading: LayerTaking | None = None
+        self._saving: LayerProducerTransport | None = None  # in the step under way
+        self._loading: LayerConsumerTransport | None = None
         self._form: dict[str, str] = {}
 
     def bind(self, memory: KVMemory) -> None:
@@ -64,9 +64,14 @@ class HandoverAgent(NullPart):
         seal = Seal(self._identity, [region.chunk_bytes for region in self._regions])
         layers = layers_of(memory) if self.watches_layers else ()
         place = Place(
-            role=self._role, address=self._address, regions=self._regions, seal=seal, door=self._door, layers=layers
+            role=self._role,
+            address=self._address,
+            regions=self._regions,
+            seal=seal,
+            listener=self._listener,
+            layers=layers,
         )
-        self._giving, self._taking = self._make(place)
+        self._producer, self._consumer = self._make(place)
         if self._address:  # a folder says nothing: what the other side must have in common with us goes with the hint
             self._form = {name: short(value) for name, value in seal.identity.items()}
             self._form["a file holds"] = "one layer" if self.watches_layers else "one block"
@@ -75,38 +80,38 @@ class HandoverAgent(NullPart):
         return self._form
 
     def prepare(self, plan: StepPlan, batch: InputBatch) -> None:
-        part = plan.part(HandoverPlan)
+        part = plan.part(DisaggPlan)
         if part is None:
             return
-        if self._giving is not None:
-            self._begin_saves(self._giving, part)
+        if self._producer is not None:
+            self._begin_saves(self._producer, part)
             for grant in part.grants:
-                self._giving.open(grant.lease, grant.blocks)
+                self._producer.open(grant.lease, grant.blocks)
             for lease in part.revokes:
-                self._giving.close(lease)
-        if self._taking is not None:
+                self._producer.close(lease)
+        if self._consumer is not None:
             for watch in part.watches:
-                self._taking.watch(watch)
-            self._begin_loads(self._taking, part)
+                self._consumer.watch(watch)
+            self._begin_loads(self._consumer, part)
             for drop in part.drops:
-                self._taking.drop(drop)
+                self._consumer.drop(drop)
 
-    def _begin_saves(self, giving: Giving, part: HandoverPlan) -> None:
+    def _begin_saves(self, producer: ProducerTransport, part: DisaggPlan) -> None:
         if part.saves or part.forgets:
-            layered = cast(LayerGiving, giving)
+            layered = cast(LayerProducerTransport, producer)
             for lease in part.forgets:
                 layered.forget(lease)
             if part.saves:
                 layered.begin_saves(part.saves)
                 self._saving = layered
 
-    def _begin_loads(self, taking: Taking, part: HandoverPlan) -> None:
+    def _begin_loads(self, consumer: ConsumerTransport, part: DisaggPlan) -> None:
         pulls = [Pull(pull, self._write, self._done.put) for pull in part.pulls]
         for pull in pulls:
             if not pull.job.in_step:
-                taking.pull(pull)
+                consumer.pull(pull)
         if now := [pull for pull in pulls if pull.job.in_step]:
-            layered = cast(LayerTaking, taking)
+            layered = cast(LayerConsumerTransport, consumer)
             layered.begin_loads(now)
             self._loading = layered
 
@@ -139,13 +144,13 @@ class HandoverAgent(NullPart):
 
     def report(self) -> ResultPart | None:
         self._end_step()
-        ends = (self._giving, self._taking)
+        ends = (self._producer, self._consumer)
         events = tuple(event for end in ends if end is not None for event in end.news())
         jobs = self._done.take()
-        return HandoverReport(events=events, jobs=jobs) if events or jobs else None
+        return DisaggReport(events=events, jobs=jobs) if events or jobs else None
 
     def close(self) -> None:
-        self._door.close()
-        for end in (self._taking, self._giving):
+        self._listener.close()
+        for end in (self._consumer, self._producer):
             if end is not None:
                 end.stop()

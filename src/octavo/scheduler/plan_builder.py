@@ -18,31 +18,31 @@ class TokenBudget:
     """What one step may still take, in tokens (SCH-3).
 
     Each row takes from `left`; its drafts take from `spare` first, the room that the batch has beyond what may be
-    scheduled. Prompt chunks are cut to `chunk`, and all together to `prompts`, so that nobody who decodes goes
+    scheduled. Prompt chunks are cut to `prefill_chunk`, and all together to `prompts`, so that nobody who decodes goes
     without.
 
     Owns: the four numbers.
     """
 
-    __slots__ = ("chunk", "left", "prompts", "spare")
+    __slots__ = ("left", "prefill_chunk", "prompts", "spare")
 
-    def __init__(self, scheduled: int, batched: int, *, chunk: int, prompts: int) -> None:
+    def __init__(self, scheduled: int, batched: int, *, prefill_chunk: int, prompts: int) -> None:
         self.left = scheduled
         self.spare = batched - scheduled
-        self.chunk = chunk
+        self.prefill_chunk = prefill_chunk
         self.prompts = prompts
 
     def cap(self, n: int, drafts: int, in_prompt: bool) -> int:
         """At most this many of `n` tokens, `drafts` of which are guesses."""
         if in_prompt:
-            return max(0, min(n, self.chunk, self.prompts, self.left))
+            return max(0, min(n, self.prefill_chunk, self.prompts, self.left))
         return min(n, self.left + min(drafts, self.spare)) if self.left > 0 else 0
 
 
-class Take:
+class RowTake:
     """What one row took, for rows that took more than one token of the budget.
 
-    Owns: its fields; the draft fills them once.
+    Owns: its fields; the builder fills them once.
     """
 
     __slots__ = ("constraints", "count", "drafts", "in_prompt", "reservation", "reserved", "row", "sample", "spare")
@@ -75,25 +75,36 @@ class _Settled:
         self.reads_prefix_cache = req.reads_prefix_cache
 
 
-class StepDraft:
+class PlanBuilder:
     """The rows of step `seq` so far, and what they took.
 
-    A row that computes one token in blocks it has is only in `rows` and `starts`; every other has a `Take` too.
+    A row that computes one token in blocks it has is only in `rows` and `num_computed_tokens`; every other has a `RowTake` too.
     `num_in_flight` is how many submitted steps have not come back: with 0 every token is known.
     `short` says that somebody who runs found no blocks: then nobody is admitted.
 
     Owns: the rows, their takes, the budget, and who was preempted; it changes the counters of its requests.
     """
 
-    __slots__ = ("_kv", "budget", "new", "num_in_flight", "preempted", "rows", "seq", "short", "starts", "takes")
+    __slots__ = (
+        "_kv",
+        "budget",
+        "new",
+        "num_computed_tokens",
+        "num_in_flight",
+        "preempted",
+        "rows",
+        "seq",
+        "short",
+        "takes",
+    )
 
     def __init__(self, seq: int, budget: TokenBudget, kv: KVCacheManager, *, num_in_flight: int = 0) -> None:
         self.seq = seq
         self.budget = budget
         self.num_in_flight = num_in_flight
         self.rows: list[Request] = []
-        self.starts: list[int] = []
-        self.takes: dict[Request, Take] = {}
+        self.num_computed_tokens: list[int] = []
+        self.takes: dict[Request, RowTake] = {}
         self.new: list[tuple[Request, tuple[tuple[int, ...], ...]]] = []
         self.preempted: list[Request] = []
         self.short = False
@@ -103,7 +114,7 @@ class StepDraft:
         """The hot path: one token, in a block it has, for a request that no rule limits."""
         start = req.num_computed_tokens
         self.rows.append(req)
-        self.starts.append(start)
+        self.num_computed_tokens.append(start)
         req.num_computed_tokens = start + 1
         req.num_placeholders += 1
         req.last_seq = self.seq
@@ -145,12 +156,12 @@ class StepDraft:
         known = req.num_tokens + req.num_placeholders
         drafts = max(0, start + n - known)
         sample = 1 if start + n >= known and known < req.max_total_tokens else 0
-        take = Take(len(self.rows), n, sample, drafts, in_prompt, room)
+        take = RowTake(len(self.rows), n, sample, drafts, in_prompt, room)
         take.reservation = reservation
         take.constraints = constraints
         self._spend(take, 1)
         self.rows.append(req)
-        self.starts.append(start)
+        self.num_computed_tokens.append(start)
         self.takes[req] = take
         req.num_computed_tokens = start + n
         req.num_placeholders += sample
@@ -160,7 +171,7 @@ class StepDraft:
             rule.commit(req, n, self)
         return True
 
-    def _spend(self, take: Take, sign: int) -> None:
+    def _spend(self, take: RowTake, sign: int) -> None:
         budget = self.budget
         if sign > 0:
             take.spare = min(take.drafts, budget.spare)
@@ -174,7 +185,7 @@ class StepDraft:
         if req not in self.rows:
             return
         row = self.rows.index(req)
-        start = self.starts.pop(row)
+        start = self.num_computed_tokens.pop(row)
         del self.rows[row]
         for other in self.takes.values():
             other.row -= other.row > row
@@ -220,10 +231,10 @@ class StepDraft:
         batch = BatchPlan(
             new=tuple(_new_row(req) for req, _ in self.new),
             slots=slots,
-            starts=as_ints(self.starts),
-            counts=counts,
-            sample_counts=samples,
-            draft_counts=drafts,
+            num_computed_tokens=as_ints(self.num_computed_tokens),
+            num_scheduled_tokens=counts,
+            num_sampled_tokens=samples,
+            num_draft_tokens=drafts,
             new_blocks=self._new_blocks(num_rows, num_groups),
             common_prefix_blocks=common_prefix_blocks,
         )

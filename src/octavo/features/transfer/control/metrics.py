@@ -38,10 +38,10 @@ METRICS: Final = {  # a tier's figures and their names in /metrics, where `_tota
 }
 
 
-def labelled(figures: Mapping[str, float]) -> dict[str, float]:
+def labelled(metrics: Mapping[str, float]) -> dict[str, float]:
     """Figures "<tier>.<figure>" with the tier as a label, in the form of `observe.prometheus`; others as they are."""
     out: dict[str, float] = {}
-    for name, value in figures.items():
-        tier, _, figure = name.rpartition(".")
-        out[f"kv_tier_{METRICS[figure]}{{tier={tier}}}" if tier else name] = value
+    for name, value in metrics.items():
+        tier, _, metric = name.rpartition(".")
+        out[f"kv_tier_{METRICS[metric]}{{tier={tier}}}" if tier else name] = value
     return out
