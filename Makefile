@@ -35,10 +35,12 @@ check: dev ## format, lint, strict types, layer contract, torch-free control pla
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest tests/architecture
 	@$(BIN)/python scripts/options_page.py --check
+	@$(BIN)/python scripts/requirements_page.py --check
 	@$(BIN)/python scripts/size_report.py
 
-docs: dev ## write docs/options.md from the schema
+docs: dev ## write docs/options.md from the schema, docs/requirements.md from the tests
 	@$(BIN)/python scripts/options_page.py
+	@$(BIN)/python scripts/requirements_page.py
 
 format: dev ## format and fix what can be fixed
 	@$(BIN)/ruff format .

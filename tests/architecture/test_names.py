@@ -61,6 +61,22 @@ def test_what_a_page_names_is_there(page):
     assert [name for name in names((ROOT / page).read_text(encoding="utf-8")) if not is_there(name)] == []
 
 
+def test_requirement_ids_lead_to_the_page():
+    page = set(
+        re.findall(
+            r"^\| ([A-Z]{3}-\d+) \|", (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8"), re.MULTILINE
+        )
+    )
+    prefixes = {name[:3] for name in page}
+    cited = {
+        name
+        for path in PACKAGE.rglob("*.py")
+        for name in re.findall(r"\b[A-Z]{3}-[1-9]\d*\b", path.read_text(encoding="utf-8"))
+        if name[:3] in prefixes
+    }
+    assert len(page) == 226 and cited - page == set()
+
+
 def test_the_check_finds_names_and_misses_none():
     assert names("a `scheduler.scheduler.add(x)`, the `engine.core`, `octavo.LLM` and `x.y`") == [
         "scheduler.scheduler.add", "engine.core",
