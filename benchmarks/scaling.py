@@ -114,15 +114,15 @@ def _enter(layout: KVLayout, rows: int, context: int, steps: int) -> StepPlan:
         for i in range(rows)
     )
     blocks = first_blocks(layout, [context + steps] * rows)
-    return _plan(layout, rows, context - 1, new, blocks)
+    return _plan(rows, context - 1, new, blocks)
 
 
 def _decode(layout: KVLayout, rows: int, computed: int) -> StepPlan:
     none: list[list[list[int]]] = [[[] for _ in range(rows)] for _ in layout.groups]
-    return _plan(layout, rows, computed, (), none)
+    return _plan(rows, computed, (), none)
 
 
-def _plan(layout: KVLayout, rows: int, start: int, new: tuple[NewRow, ...], blocks: list[list[list[int]]]) -> StepPlan:
+def _plan(rows: int, start: int, new: tuple[NewRow, ...], blocks: list[list[list[int]]]) -> StepPlan:
     batch = BatchPlan(
         new=new,
         slots=as_ints(list(range(rows))),
@@ -131,7 +131,6 @@ def _plan(layout: KVLayout, rows: int, start: int, new: tuple[NewRow, ...], bloc
         num_sampled_tokens=as_ints([1] * rows),
         num_draft_tokens=as_ints([0] * rows),
         new_blocks=tuple(ragged(group) for group in blocks),
-        common_prefix_blocks=(0,) * len(layout.groups),
     )
     return StepPlan(seq=0, batch=batch)
 

@@ -36,7 +36,6 @@ def test_a_hit_shares_the_blocks_themselves() -> None:
     run(kv, Req("b", list(range(9))))
     assert kv.blocks("a")[0][:2] == kv.blocks("b")[0][:2]
     assert kv.num_free_blocks == before - 1
-    assert kv.common_prefix_blocks(["a", "b"]) == (2,)
     kv.release("a")
     assert kv.match(Req("c", list(range(9)))).num_tokens == 8
 
@@ -208,7 +207,6 @@ def test_a_window_gives_blocks_back_as_it_moves() -> None:
         kv.commit(req, req.num_computed_tokens)
         kv.check()
     assert sum(b != 0 for b in kv.blocks("a")[0]) <= 3
-    assert kv.common_prefix_blocks(["a"]) == (0,)
 
 
 def test_a_block_goes_in_the_very_step_that_no_longer_sees_it() -> None:
@@ -381,18 +379,6 @@ def test_stats_count_admitted_lookups_once() -> None:
     assert stats.usage == pytest.approx(4 / 19)
     assert stats.num_cached_blocks == 2
     assert stats.num_requests == 2
-
-
-def test_common_prefix_ends_at_the_first_difference() -> None:
-    kv = manager(40)
-    run(kv, Req("a", list(range(17))))
-    run(kv, Req("b", list(range(17))))
-    run(kv, Req("c", list(range(8)) + [1] * 5))
-    assert kv.common_prefix_blocks(["a", "b"]) == (4,)
-    assert kv.common_prefix_blocks(["a", "b", "c"]) == (2,)
-    assert kv.common_prefix_blocks(["c", "b", "a"]) == (2,)
-    assert kv.common_prefix_blocks(["a", "unknown"]) == (0,)
-    assert kv.common_prefix_blocks([]) == (0,)
 
 
 def test_a_block_size_that_cannot_join_the_hash_chain_is_refused() -> None:

@@ -143,7 +143,6 @@ def test_a_row_dropped_from_the_middle_leaves_the_others_in_place() -> None:
         parts=(),
         late=(),
         num_groups=2,
-        common_prefix_blocks=(0, 0),
     )
     assert plan.batch.slots.tolist() == [0, 2, 3, 4] and plan.batch.num_scheduled_tokens.tolist() == [2] * 4
     for row, slot in enumerate(plan.batch.slots):
@@ -198,7 +197,6 @@ def test_plan_arrays_cannot_be_written() -> None:
         parts=(),
         late=(),
         num_groups=2,
-        common_prefix_blocks=(0, 0),
     )
     for array in (
         plan.batch.num_computed_tokens,

@@ -266,20 +266,6 @@ def test_outputs_wake_the_loop_once_and_merge_for_a_slow_reader() -> None:
     go(test)
 
 
-def test_waiting_with_a_limit_keeps_the_request() -> None:
-    async def test() -> None:
-        async with running(manual=True) as (engine, client):
-            stream = await engine.open(prompt("x"), DELTA.replace(max_tokens=1))
-            assert await stream.next_within(0.01) is None
-            client.step()
-            output = await stream.next_within(5.0)
-            assert output is not None and output.finished and client.aborts == []
-            with pytest.raises(StopAsyncIteration):
-                await stream.next_within(1.0)
-
-    go(test)
-
-
 def test_a_drain_waits_then_aborts_with_a_reason_ops_10() -> None:
     async def test() -> None:
         async with running() as (engine, client):

@@ -78,7 +78,6 @@ class HandPlanner:
             num_sampled_tokens=as_ints([0 if s in unsampled else 1 for s in counts]),
             num_draft_tokens=as_ints([0] * len(counts)),
             new_blocks=tuple(ragged([row[g] for row in added]) for g in range(len(self._layout.groups))),
-            common_prefix_blocks=(0,) * len(self._layout.groups),
         )
         out = StepPlan(
             seq=self._seq,

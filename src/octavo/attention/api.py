@@ -130,10 +130,6 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
 class MetadataBuilder(Protocol):
     """Makes a backend's plan for one KV group, once a step."""
 
-    @property
-    def updates_in_place(self) -> bool:
-        """True when a fused draft loop may advance a plan between its steps (ATT-4)."""
-
     def plan(self, batch: AttentionBatch) -> object:
         """All host work of the step: what `Impl.run` of every layer in the group will read."""
 

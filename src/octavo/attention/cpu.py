@@ -27,8 +27,6 @@ class CpuBuilder:
     Owns: the native plan, one and the same for all steps, since recorded calls hold its address.
     """
 
-    updates_in_place = False
-
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._plan = core.AttentionPlan()

@@ -99,7 +99,6 @@ class SdpaBuilder:
 
     spec: KVSpec
     device: torch.device
-    updates_in_place: bool = False
 
     def plan(self, batch: AttentionBatch) -> SdpaPlan:
         plan = SdpaPlan(batch, self.spec.block_size, getattr(torch, self.spec.dtype), self.device)

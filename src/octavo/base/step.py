@@ -82,7 +82,6 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
     `num_sampled_tokens[i]` is how many tokens it yields: 0 for a prompt chunk that is not the last, else 1
     (plus up to `num_draft_tokens[i]` with speculation).
     `new_blocks[g].row(i)` is appended to the row's block table of KV group g.
-    `common_prefix_blocks[g]` leading blocks are the same in every row of the batch.
     """
 
     new: tuple[NewRow, ...]
@@ -92,7 +91,6 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_sampled_tokens: Ints
     num_draft_tokens: Ints
     new_blocks: tuple[Ragged, ...]
-    common_prefix_blocks: tuple[int, ...] = ()
     blocks_to_zero: tuple[int, ...] = ()
 
     @property
@@ -200,7 +198,6 @@ def empty_batch(num_groups: int) -> BatchPlan:
         num_sampled_tokens=none,
         num_draft_tokens=none,
         new_blocks=(empty,) * num_groups,
-        common_prefix_blocks=(0,) * num_groups,
     )
 
 

@@ -7,8 +7,6 @@ Does not know: how anything is stored, scheduled or sent.
 from enum import IntEnum, StrEnum
 from typing import Final
 
-RequestId = str  # internal, unique in one engine's life; never the id a client sent
-
 
 class RequestState(IntEnum):
     """Where a request stands. Ordered: everything before RUNNING waits (REQ-4)."""

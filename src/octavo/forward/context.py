@@ -22,7 +22,7 @@ class BatchShape:
     num_tokens: int  # padding included
     num_rows: int | None = None  # None: any number
     uniform: bool = False  # every row has the same number of new tokens
-    num_adapters: int = 0
+    num_adapters: int = 0  # set by adapters (LoRA), once they are served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +54,12 @@ LayerTable = Sequence[LayerBinding]  # by layer id; made once, after the memory 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchShape:
-    """Tokens per rank, for expert parallelism."""
-
-    tokens_per_rank: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
     """What one forward pass needs; a new need is a new typed field."""
 
     shape: BatchShape
     groups: tuple[GroupPlan, ...]
     layers: LayerTable
-    dispatch: DispatchShape | None = None
 
 
 class _Ambient(threading.local):

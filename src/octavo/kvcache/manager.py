@@ -18,7 +18,7 @@ from octavo.kvcache.hashing import BlockHash, group_key
 from octavo.kvcache.policies import NULL_BLOCK, PolicyRegistry, builtin_policies, longest_common_hit
 from octavo.kvcache.pool import BlockPool, Taken
 from octavo.kvcache.prefix import CacheEvent, EventLog, NoEvents, PrefixIndex
-from octavo.kvcache.tables import LookupReason, PrefixHit, Reservation, Tables, common_start, split_by
+from octavo.kvcache.tables import LookupReason, PrefixHit, Reservation, Tables, split_by
 
 __all__ = ["KVCacheManager", "KVRequest", "KVStats", "LookupReason", "PrefixHit", "Reservation"]
 
@@ -146,13 +146,6 @@ class KVCacheManager:
         """The request's block table by group; empty tuples for an unknown id."""
         tables = self._tables.get(request_id)
         return self._no_blocks if tables is None else tuple(map(tuple, tables.blocks))
-
-    def common_prefix_blocks(self, request_ids: Sequence[str]) -> tuple[int, ...]:
-        """By group, how many leading blocks are the same in all these requests; null blocks end the count."""
-        tables = [self._tables.get(i) for i in request_ids]
-        return tuple(
-            common_start([[] if t is None else t.blocks[group] for t in tables]) for group in range(len(self._policies))
-        )
 
     # ---- taking and giving back --------------------------------------------------------------
 

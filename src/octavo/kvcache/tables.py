@@ -190,17 +190,3 @@ def split_by(blocks: tuple[int, ...], counts: Sequence[int]) -> tuple[tuple[int,
     """Cut a tuple into pieces of these lengths."""
     stops = list(accumulate(counts))
     return tuple([blocks[stop - count : stop] for stop, count in zip(stops, counts, strict=True)])
-
-
-def common_start(rows: Sequence[Sequence[int]]) -> int:
-    """How many leading entries are equal in all rows and not null."""
-    if not rows:
-        return 0
-    first = rows[0]
-    count = next((i for i, b in enumerate(first) if b == NULL_BLOCK), len(first))
-    for row in rows[1:]:
-        if row[:count] != first[:count]:
-            count = next((i for i, (a, b) in enumerate(zip(row, first, strict=False)) if a != b), min(len(row), count))
-        if not count:
-            break
-    return count

@@ -36,7 +36,6 @@ class SchedulerLimits:
     max_model_len: int
     long_prefill_token_threshold: int = 0
     enable_prefix_caching: bool = True
-    find_common_prefix: bool = False  # tell the worker which leading blocks all rows share
 
     @property
     def max_running(self) -> int:

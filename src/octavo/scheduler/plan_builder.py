@@ -220,7 +220,6 @@ class PlanBuilder:
         parts: tuple[PlanPart, ...],
         late: tuple[str, ...],
         num_groups: int,
-        common_prefix_blocks: tuple[int, ...],
     ) -> StepPlan:
         """The frozen plan. `slots` are the slots of `rows`."""
         num_rows = len(self.rows)
@@ -236,7 +235,6 @@ class PlanBuilder:
             num_sampled_tokens=samples,
             num_draft_tokens=drafts,
             new_blocks=self._new_blocks(num_rows, num_groups),
-            common_prefix_blocks=common_prefix_blocks,
         )
         return StepPlan(seq=self.seq, batch=batch, finished=finished, preempted=preempted, parts=parts, late=late)
 

@@ -331,7 +331,6 @@ class Scheduler:
             parts=shares,
             late=tuple(kind for _, kind in late),
             num_groups=self._num_groups,
-            common_prefix_blocks=self._common_prefix(builder.rows),
         )
         self._seq = builder.seq
         ledger.finished_slots.clear()
@@ -349,11 +348,6 @@ class Scheduler:
             self._last_slots = as_ints([req.slot for req in builder.rows])
             self._last_rows = builder.rows
         return self._last_slots
-
-    def _common_prefix(self, rows: list[Request]) -> tuple[int, ...]:
-        if not self._limits.find_common_prefix:
-            return (0,) * self._num_groups
-        return self._kv.common_prefix_blocks([req.request_id for req in rows])
 
     def supply(self, plan: StepPlan) -> tuple[PlanPart, ...]:
         """The late parts of a plan in flight, once every step before it has been applied."""

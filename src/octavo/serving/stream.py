@@ -97,23 +97,6 @@ class Stream:
             raise StopAsyncIteration
         return output
 
-    async def next_within(self, timeout_s: float) -> RequestOutput | None:
-        """The next output, or None when none came in time, and the request goes on; for keep-alives.
-
-        Raises `StopAsyncIteration` after the last output.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                output = await self._next()
-        except TimeoutError:
-            return None
-        except asyncio.CancelledError:
-            self._abandon(self.request_id)
-            raise
-        if output is None:
-            raise StopAsyncIteration
-        return output
-
     async def last(self) -> RequestOutput:
         """Read to the end and give the last output."""
         final: RequestOutput | None = None

@@ -24,13 +24,13 @@ def prompt_plan(layout: KVLayout, lengths: Sequence[int], sampling: SamplingPara
         )
         for i, length in enumerate(lengths)
     )
-    return _plan(layout, new, rows, [0] * len(lengths), lengths, first_blocks(layout, lengths))
+    return _plan(new, rows, [0] * len(lengths), lengths, first_blocks(layout, lengths))
 
 
 def decode_plan(layout: KVLayout, lengths: Sequence[int]) -> StepPlan:
     """One further token for each of the rows that `prompt_plan` entered; it needs room in their last blocks."""
     none: list[list[list[int]]] = [[[] for _ in lengths] for _ in layout.groups]
-    return _plan(layout, (), range(len(lengths)), lengths, [1] * len(lengths), none)
+    return _plan((), range(len(lengths)), lengths, [1] * len(lengths), none)
 
 
 def free_plan(layout: KVLayout, count: int) -> StepPlan:
@@ -57,7 +57,6 @@ def blocks_used(layout: KVLayout, lengths: Sequence[int]) -> int:
 
 
 def _plan(
-    layout: KVLayout,
     new: tuple[NewRow, ...],
     slots: Sequence[int],
     starts: Sequence[int],
@@ -72,6 +71,5 @@ def _plan(
         num_sampled_tokens=as_ints([1] * len(slots)),
         num_draft_tokens=as_ints([0] * len(slots)),
         new_blocks=tuple(ragged(rows) for rows in blocks),
-        common_prefix_blocks=(0,) * len(layout.groups),
     )
     return StepPlan(seq=0, batch=batch)

@@ -27,7 +27,6 @@ class Pressure:
         self._average = Average()
         self._earned = 0.0
         self.thinned = False
-        self.num_admitted = 0
         self.num_dropped = 0
 
     @property
@@ -54,7 +53,6 @@ class Pressure:
                 self.num_dropped += 1
                 return False
             self._earned -= 1.0
-        self.num_admitted += 1
         return True
 
     def reset(self) -> None:
