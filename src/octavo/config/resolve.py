@@ -153,6 +153,15 @@ def _batched_tokens(s: _State) -> list[Decision]:
     return []
 
 
+def _scheduled_tokens(s: _State) -> list[Decision]:
+    asked, batched = s.config.scheduler.max_num_scheduled_tokens, s.config.scheduler.max_num_batched_tokens or 1
+    if asked is None:
+        return [Decision("scheduler.max_num_scheduled_tokens", None, batched, "as max_num_batched_tokens")]
+    if not 1 <= asked <= batched:
+        raise ConfigError(f"--max-num-scheduled-tokens must be in 1..{batched} (max_num_batched_tokens), got {asked}.")
+    return []
+
+
 def _threads(s: _State) -> list[Decision]:
     asked = s.config.device.num_threads
     if asked is None:
@@ -241,6 +250,6 @@ def _disagg(s: _State) -> list[Decision]:
 
 
 RULES: tuple[Rule, ...] = (
-    _device, _quantization, _dtype, _max_model_len, _num_seqs, _batched_tokens, _threads, _async, _kv_memory, _kv_events, _block_size, _ranges,
+    _device, _quantization, _dtype, _max_model_len, _num_seqs, _batched_tokens, _scheduled_tokens, _threads, _async, _kv_memory, _kv_events, _block_size, _ranges,
     _disagg,
 )  # fmt: skip

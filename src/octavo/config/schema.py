@@ -95,6 +95,16 @@ class CacheConfig:
         None, "Share of the device's memory (of the host's on a CPU) for weights and KV together.", unit="0..1"
     )
     enable_prefix_caching: bool = option(True, "Reuse the KV of prefixes that were computed before.")
+    hybrid_kv_cache: bool = option(
+        True,
+        "Give back blocks that a layer's sliding window has passed. Without it such layers keep the whole context, as "
+        "those with full attention do, and compute the same.",
+    )
+    kv_cache_layout: str = option(
+        "block",
+        "What lies side by side in KV memory: all layers' keys and values of a block, or all blocks of a layer.",
+        choices=("block", "layer"),
+    )
     kv_tier: tuple[str, ...] | None = option(
         None,
         "Where KV goes that is evicted from the cache, in order of lookup: host?size=8GiB, file:///folder?size=100GiB, "
@@ -181,6 +191,13 @@ class SchedulerConfig:
     max_num_seqs: int | None = option(None, "Most requests in one step; 256 on a GPU, 128 on a CPU.", unit="requests")
     max_num_active_seqs: int | None = option(None, "Most requests running at once; as max_num_seqs when not given.", unit="requests")  # fmt: skip
     max_num_batched_tokens: int | None = option(None, "Most tokens computed in one step.", unit="tokens", kind="count")
+    max_num_scheduled_tokens: int | None = option(
+        None,
+        "Most tokens that a step is given, guessed ones (drafts) aside, which may fill it up to max_num_batched_tokens; "
+        "the same when not given.",
+        unit="tokens",
+        kind="count",
+    )
     scheduling_policy: str = option("fcfs", "Who goes first.", choices=("fcfs", "priority"))
     priority_aging_s: float = option(
         0.0,
@@ -194,6 +211,9 @@ class SchedulerConfig:
         0.01, "Share of blocks kept free when a request is admitted beside others.", unit="0..1"
     )
     async_scheduling: bool | None = option(None, "Schedule the next step while this one runs; decided by the device when not given.")  # fmt: skip
+    check_invariants: bool = option(
+        False, "Check the books of requests and blocks after every step: slow, for finding faults."
+    )
     max_waiting_requests: int = option(
         2048, "Answers that may wait for their first token; more are refused with 429.", unit="answers"
     )

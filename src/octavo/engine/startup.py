@@ -198,7 +198,8 @@ def decide_layout(
             num_blocks=num_blocks,
             max_model_len=max_len,
             max_batched_tokens=batched,
-            order="block",  # a block that was never taken has touched no memory, in no layer
+            window_as_full=not config.cache.hybrid_kv_cache,
+            order=config.cache.kv_cache_layout,
         )
 
     # The null block is ours: a user who asks for N blocks can use N.
@@ -265,7 +266,7 @@ def _assemble(
     limits = SchedulerLimits(
         max_num_seqs=_set(sched.max_num_seqs),
         max_num_active_seqs=_set(sched.max_num_active_seqs),
-        max_num_scheduled_tokens=batched,
+        max_num_scheduled_tokens=_set(sched.max_num_scheduled_tokens),
         max_num_batched_tokens=batched,
         max_model_len=max_len,
         long_prefill_token_threshold=sched.long_prefill_token_threshold,
@@ -281,6 +282,7 @@ def _assemble(
         hash_block_size=hash_block,
         num_groups=len(layout.groups),
         clock=clock,
+        debug=sched.check_invariants,
     )
     return EngineCore(
         scheduler, ResultApplier(scheduler), executor, depth=depth, take_events=_events(config, kv, parts)

@@ -16,7 +16,6 @@ How a layout is made:
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil, gcd
-from typing import Literal
 
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import FullAttentionSpec, KVGroup, KVLayout, KVSpec, LayerPlace, SlidingWindowSpec
@@ -44,14 +43,15 @@ def plan_layout(
     max_model_len: int,
     max_batched_tokens: int,
     window_as_full: bool = False,
-    order: Literal["layer", "block"] = "layer",
+    order: str = "layer",
 ) -> KVLayout:
     """The floor plan for layers 0 .. len(specs) - 1.
 
     `num_blocks` includes the null block and wins over `budget_bytes`. `max_model_len` is the request
     length by which waste is judged. `window_as_full` allocates window layers like full attention, for
     parts that cannot do with several groups; their computing keeps its window (REQ-12). `order`:
-    "layer" lays each region's blocks side by side, "block" all of a block's pages (REQ-14).
+    "block" lays all of a block's pages side by side, so that a block which was never taken has touched no
+    memory in any layer; "layer" each region's blocks (REQ-14).
     Raises `ConfigError` when not even one block fits, or neither size is given.
     """
     if window_as_full:
@@ -185,9 +185,7 @@ def _count_blocks(block_bytes: int, budget_bytes: int | None, num_blocks: int | 
     return num_blocks
 
 
-def _places(
-    groups: Sequence[KVGroup], size: int, page: int, num_blocks: int, order: Literal["layer", "block"]
-) -> tuple[LayerPlace, ...]:
+def _places(groups: Sequence[KVGroup], size: int, page: int, num_blocks: int, order: str) -> tuple[LayerPlace, ...]:
     region, stride = (num_blocks * page, page) if order == "layer" else (page, size * page)
     places = [
         LayerPlace(layer=layer, group=group.index, offset=i * region, block_stride=stride)

@@ -318,6 +318,12 @@ class Request:
             ("num_reserved_tokens", self.slot is not None and self.num_computed_tokens > self.num_reserved_tokens),
             ("slot", (self.slot is not None) != (self.state is RequestState.RUNNING)),
             ("max_total_tokens", self.num_tokens > self.max_total_tokens),
+            (
+                "num_cached_tokens",
+                not sum((self.cached_by_source or {}).values()) <= self.num_cached_tokens <= self.num_tokens,
+            ),
+            ("num_preemptions", self.num_preemptions != len(self.times.preempted_s)),
+            ("num_stale_output_tokens", self.num_stale_output_tokens < 0),
         )
         for name, broken in faults:
             if broken:
