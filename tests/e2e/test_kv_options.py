@@ -6,6 +6,8 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError
+from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
+from octavo.engine.startup import build_core
 from octavo.entrypoints.cli import main
 from tests.support import checkpoints
 
@@ -61,6 +63,21 @@ def test_a_window_gives_blocks_back_only_where_it_may(capsys: pytest.CaptureFixt
     hybrid, full = plans.values()
     assert [g["kind"] for g in full["groups"]] == ["FullAttentionSpec"] and len(hybrid["groups"]) == 2
     assert hybrid["concurrency"]["512"] > 1.5 * full["concurrency"]["512"]
+
+
+@pytest.mark.parametrize(("mixed", "groups"), [(True, 2), (False, 0)])
+def test_a_start_says_how_kv_memory_is_shared(mixed: bool, groups: int) -> None:
+    """REQ-13: by groups, and what is padding; nothing where there is one group and all of it is used."""
+    model = checkpoints.tiny_swa(mixed=True) if mixed else checkpoints.tiny_llama()
+    cache = CacheConfig(num_kv_blocks=32, block_size=16)
+    config = EngineConfig(
+        model=ModelConfig(model=str(model), dtype="float32"), cache=cache, device=DeviceConfig(num_threads=1)
+    )
+    started = build_core(config, lambda line: None)
+    started.core.stop()
+    notes = [note for note in started.report.notes if note.startswith(("KV memory", "group ", "one request"))]
+    assert sum(note.startswith("group ") for note in notes) == groups
+    assert bool(notes) == mixed and (not mixed or ("padding" in notes[0] and "window 64" in "".join(notes)))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from octavo.config.schema import EngineConfig
 from octavo.engine import transfer
 from octavo.engine.core import EngineCore
 from octavo.executor.api import Executor, LoadReport, ProfileReport, WorkerConfig
-from octavo.kvcache.groups import blocks_needed, fit_report, hash_block_size, longest_context, plan_layout
+from octavo.kvcache.groups import FitReport, blocks_needed, fit_report, hash_block_size, longest_context, plan_layout
 from octavo.kvcache.hashing import make_hasher
 from octavo.kvcache.holders import Holders, TakeEvents
 from octavo.kvcache.manager import KVCacheManager
@@ -327,15 +327,16 @@ def _report(
         concurrency=fit.concurrency,
         depth=2 if config.scheduler.async_scheduling else 1,
         seconds=dict(seconds),
-        notes=(*loaded.notes, *_padding_note(layout), *transfer.notes(config.cache, layout, speeds)),
+        notes=(*loaded.notes, *_groups_note(layout, fit), *transfer.notes(config.cache, layout, speeds)),
         decisions=tuple(decisions),
         hash_block_size=hash_block_size(layout),
         first_block_size=layout.groups[0].spec.block_size,
     )
 
 
-def _padding_note(layout: KVLayout) -> tuple[str, ...]:
-    return (f"{layout.padding_share:.0%} of the KV memory is padding",) if layout.padding_share >= 0.01 else ()
+def _groups_note(layout: KVLayout, fit: FitReport) -> tuple[str, ...]:
+    """The plan of KV memory, where it is not one group without a byte lost (REQ-13)."""
+    return fit.lines if len(layout.groups) > 1 or layout.padding_share >= 0.001 else ()
 
 
 def _text(value: object) -> str:
