@@ -24,6 +24,7 @@ from octavo.base.requests import EngineRequest
 from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.client import InprocClient
 from octavo.engine.startup import build_core
+from octavo.features.transfer.options import TransferOptions
 
 PATIENCE_S = 300.0
 
@@ -49,7 +50,8 @@ class Engine:
     def __init__(self, call: argparse.Namespace, tiers: tuple[str, ...]) -> None:
         config = EngineConfig(
             model=ModelConfig(model=call.model, dtype=call.dtype, max_model_len=2048, weight_cache="off"),
-            cache=CacheConfig(num_kv_blocks=call.num_kv_blocks, kv_tier=tiers or None),
+            cache=CacheConfig(num_kv_blocks=call.num_kv_blocks),
+            features={"transfer": TransferOptions(kv_tier=tiers)} if tiers else {},
             scheduler=SchedulerConfig(max_num_seqs=call.streams + 8, max_num_batched_tokens=call.batched),
             device=DeviceConfig(num_threads=call.num_threads),
         )

@@ -58,7 +58,10 @@ def prompt(name, chunks):
     """A request of so many chunks."""
     hashes = [b"%032d" % i for i in range(chunks)]
     return SimpleNamespace(
-        request_id=name, block_hashes=hashes, num_tokens=chunks * SIZE + 1, source=SimpleNamespace(transfer=None)
+        request_id=name,
+        block_hashes=hashes,
+        num_tokens=chunks * SIZE + 1,
+        source=SimpleNamespace(part={}.get),
     )
 
 

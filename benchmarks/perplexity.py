@@ -82,7 +82,7 @@ def score(model: str, options: dict[str, Any], windows: Sequence[Sequence[int]])
 
 def weight_bytes(llm: LLM) -> int:
     """What the weights take in memory."""
-    return int(llm._open_front("perplexity").report.weight_bytes)  # type: ignore[attr-defined]
+    return int(llm._open_frontend("perplexity").report.weight_bytes)  # type: ignore[attr-defined]
 
 
 def requantized(source: Path, kind: str, path: Path) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from octavo.config.args import ALL_SECTIONS, Option, options
 from octavo.config.env import NAMES
+from octavo.plugins import features
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 START = """# Options
@@ -33,8 +34,9 @@ def row(option: Option) -> str:
 def page() -> str:
     """The whole page."""
     parts = [START]
-    known = options(ALL_SECTIONS)
-    for section, kind in ALL_SECTIONS.items():
+    sections = {**ALL_SECTIONS, **features.sections()}
+    known = options(sections)
+    for section, kind in sections.items():
         title = (kind.__doc__ or section).splitlines()[0].rstrip(".")
         parts.append(f"\n## {title}\n\n| flag | variable | value | default | |\n|---|---|---|---|---|")
         parts += [row(o) for o in known.values() if o.section == section]

@@ -59,7 +59,7 @@ def slow_transfers(of=frozenset({"octavo-kv-loads"}) | TIERS):
     """Loads and all that tiers do take their time, which every thread of `of` shows; tiers are asked also where
     computing would be faster."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agent, "Lane", SlowLane)
+        patch.setattr(agent, "WorkerThread", SlowLane)
         patch.setattr(tier_threads, "Team", SlowTeam)
         patch.setattr(search, "TRY_AGAIN", 1)
         DELAYED.clear()

@@ -5,10 +5,8 @@ import json
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.config.args import (
+from octavo.config.args import (  # fmt: skip
     ALL_SECTIONS,
-    ENGINE_SECTIONS,
-    SERVER_SECTIONS,
     engine_config,
     given_from_flags,
     given_from_keywords,
@@ -16,20 +14,21 @@ from octavo.config.args import (
     parse_count,
     parse_size,
     server_config,
-)  # fmt: skip
+)
 from octavo.config.env import read_env
 from octavo.config.flags import Parser, add_options
+from octavo.plugins.features import engine_sections, sections, server_sections
 
 
 def parse(*argv, environ=None):
     parser = Parser(prog="octavo serve")
-    add_options(parser, SERVER_SECTIONS, positional_model=True)
-    return given_from_flags(parser.parse_args(list(argv)), SERVER_SECTIONS, read_env(environ or {}))
+    add_options(parser, server_sections(), positional_model=True)
+    return given_from_flags(parser.parse_args(list(argv)), server_sections(), read_env(environ or {}))
 
 
-@pytest.mark.parametrize("name", list(options(ALL_SECTIONS)))
+@pytest.mark.parametrize("name", list(options({**ALL_SECTIONS, **sections()})))
 def test_every_option_has_help_and_one_name_everywhere(name):
-    option = options(ALL_SECTIONS)[name]
+    option = options({**ALL_SECTIONS, **sections()})[name]
     assert option.help.endswith(".")
     assert option.flag == "--" + name.replace("_", "-")
     assert option.variable == "OCTAVO_" + name.upper()
@@ -63,7 +62,7 @@ def test_a_misspelled_option_suggests_the_right_one(capsys):
 )
 def test_a_misspelled_keyword_suggests_the_right_one(keyword, near):
     with pytest.raises(ConfigError) as caught:
-        given_from_keywords({keyword: 1}, ENGINE_SECTIONS, read_env({}))
+        given_from_keywords({keyword: 1}, engine_sections(), read_env({}))
     assert keyword in str(caught.value)
     assert near is None or f"did you mean '{near}'" in str(caught.value)
 
@@ -86,13 +85,13 @@ def test_a_misspelled_variable_or_key_is_an_error(tmp_path):
         ("OCTAVO_PREFIL", "OCTAVO_PREFILL"),
     ],
 )
-@pytest.mark.parametrize("sections", [ENGINE_SECTIONS, SERVER_SECTIONS, {}], ids=["LLM", "serve", "pull"])
+@pytest.mark.parametrize("sections", [engine_sections(), server_sections(), {}], ids=["LLM", "serve", "pull"])
 def test_f65_a_variable_close_to_one_of_ours_is_an_error_at_every_door(variable, near, sections):
     with pytest.raises(ConfigError, match=f"{variable} is not an option of Octavo; did you mean {near}[?]"):
         given_from_keywords({}, sections, read_env({variable: "5"}))
 
 
-@pytest.mark.parametrize("sections", [ENGINE_SECTIONS, SERVER_SECTIONS, {}], ids=["LLM", "serve", "pull"])
+@pytest.mark.parametrize("sections", [engine_sections(), server_sections(), {}], ids=["LLM", "serve", "pull"])
 def test_f65_foreign_variables_are_told_in_one_sentence_and_ignored(sections):
     """F65: a program of the same name, or Kubernetes, which sets OCTAVO_PORT=tcp://... for a service called octavo."""
     env = {
@@ -123,7 +122,7 @@ def test_an_option_given_twice_in_a_file_is_refused(tmp_path, content):
 def test_a_wrong_value_is_named_where_it_was_given(tmp_path):
     """F58, F65: who sets a variable or writes a file has no flag to look at."""
     with pytest.raises(ConfigError, match=r"^OCTAVO_MAX_NUM_SEQS must be a whole number, got 'many'"):
-        given_from_keywords({}, SERVER_SECTIONS, read_env({"OCTAVO_MAX_NUM_SEQS": "many"}))
+        given_from_keywords({}, server_sections(), read_env({"OCTAVO_MAX_NUM_SEQS": "many"}))
     file = tmp_path / "o.yaml"
     file.write_text("max-num-seqs: many")
     with pytest.raises(ConfigError, match=r"^max_num_seqs in the configuration file .*o\.yaml must be a whole number"):

@@ -2,15 +2,16 @@
 
 import pytest
 
-from octavo.config.args import ALL_SECTIONS, SERVER_SECTIONS, options, parse_size, shown_size
+from octavo.config.args import ALL_SECTIONS, options, parse_size, shown_size
 from octavo.config.flags import WIDTH, Parser, add_options, value_name
+from octavo.plugins.features import sections, server_sections
 
-OPTIONS = options(ALL_SECTIONS)
+OPTIONS = options({**ALL_SECTIONS, **sections()})
 
 
 def help_of(common=None):
     parser = Parser(prog="x", usage="x")
-    add_options(parser, SERVER_SECTIONS, positional_model=True, common=common)
+    add_options(parser, server_sections(), positional_model=True, common=common)
     return parser.format_help()
 
 
@@ -22,7 +23,7 @@ def test_f67_help_shows_values_choices_and_readable_defaults():
         assert words in " ".join(text.split()), words
     assert "34359738368" not in text
     assert max(map(len, text.splitlines())) <= WIDTH
-    for option in options(SERVER_SECTIONS).values():
+    for option in options(server_sections()).values():
         assert option.flag in text.replace("--[no-]", "--")
 
 
@@ -38,7 +39,7 @@ def test_f67_only_the_common_options_are_shown_in_their_order_and_all_are_unders
     assert text.index("--port") < text.index("--host")
     assert "--seed" not in text
     parser = Parser(prog="x")
-    add_options(parser, SERVER_SECTIONS, positional_model=True, common=("port",))
+    add_options(parser, server_sections(), positional_model=True, common=("port",))
     assert parser.parse_args(["--seed", "3"]).opt_seed == "3"
 
 

@@ -81,29 +81,8 @@ def test_a_number_of_blocks_wins_over_sizes():
         ({"scheduler": SchedulerConfig(max_num_batched_tokens=0)}, "--max-num-batched-tokens"),
         ({"scheduler": SchedulerConfig(kv_watermark=1.0)}, "--kv-watermark"),
         ({"scheduler": SchedulerConfig(priority_aging_s=-1.0)}, "--priority-aging-s"),
-        ({"cache": CacheConfig(kv_role="producer", kv_lease_s=0.0)}, "--kv-lease-s must be above 0"),
-        ({"cache": CacheConfig(kv_role="producer", kv_lease_s=float("nan"))}, "--kv-lease-s must be above 0"),
-        ({"cache": CacheConfig(kv_role="producer", kv_lease_s=1e6)}, "--kv-lease-s must be above 0 and at most 86400"),
-        ({"cache": CacheConfig(kv_role="both")}, "--kv-role both: consumers must reach this engine; give --kv-listen"),
-        ({"cache": CacheConfig(kv_allow=("10.0.0.1",))}, "--kv-allow is for a hand-over of prompts; give --kv-role"),
-        ({"cache": CacheConfig(kv_by_layer=True)}, "--kv-by-layer is for a hand-over of prompts; give --kv-role"),
-        ({"cache": CacheConfig(kv_transport="nixl", kv_tier=("host",))}, "--kv-transport is for a hand-over"),
     ],
 )
 def test_impossible_settings_name_the_flag(sections, words):
     with pytest.raises(ConfigError, match=words):
         resolve(config(**sections), FACTS, CPU)
-
-
-@pytest.mark.parametrize(
-    ("role", "transport", "tiers"),
-    [
-        (None, "tcp", ("host",)),
-        ("producer", "tcp", ()),
-        ("both", "nixl", ()),
-        ("consumer", "tcp", ("host",)),
-        ("producer", "file:///shared", ("host",)),
-    ],
-)
-def test_who_listens_has_something_to_give(role, transport, tiers):
-    assert CacheConfig(kv_listen="127.0.0.1:7100", kv_role=role, kv_transport=transport).tiers == tiers

@@ -6,9 +6,9 @@ import re
 import shlex
 from pathlib import Path
 
-from octavo.config.schema import CacheConfig
 from octavo.features.transfer.control.consumer import Consumer, OnFailure
 from octavo.features.transfer.control.disagg import DisaggControl
+from octavo.features.transfer.options import TransferOptions
 from tests.features.transfer.test_disagg import Clock, make_producer
 from tests.support import checkpoints
 from tests.support.disagg import OPTIONS
@@ -50,6 +50,5 @@ def test_the_guide_names_every_option_and_figure():
     clock = Clock()
     figures = DisaggControl(clock, make_producer(clock), Consumer([16], OnFailure.FAIL)).stats()
     assert [name for name in figures if f"`{name}`" not in text] == []
-    options = [f"--{n.replace('_', '-')}" for n in CacheConfig.__dataclass_fields__ if n.startswith("kv_")]
-    elsewhere = {"--kv-cache-dtype", "--kv-cache-memory", "--kv-tier", "--kv-events"}
-    assert [name for name in options if name not in text and name not in elsewhere] == []
+    options = [f"--{n.replace('_', '-')}" for n in TransferOptions.__dataclass_fields__ if n != "kv_tier"]
+    assert [name for name in options if name not in text] == []

@@ -83,7 +83,7 @@ def test_sigterm_lets_running_streams_end_and_exits_with_0(server):
 
 
 def test_what_is_left_after_the_drain_limit_is_told_so():
-    with spawn(str(checkpoints.tiny_llama()), *OPTIONS, "--drain-timeout-s", "0.5") as server:
+    with spawn(str(checkpoints.tiny_llama()), *OPTIONS, "--drain-timeout-s", "0.1") as server:
         reader = Reader(server, 1900)
         assert reader.first.wait(20)
         server.process.send_signal(signal.SIGTERM)

@@ -19,6 +19,7 @@ from octavo.base.types import FinishReason
 from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
 from octavo.engine.process import SocketClient
 from octavo.engine.spawn import process_ahead, start_process
+from octavo.features.transfer.options import TransferOptions
 from tests.support import checkpoints
 from tests.support.ports import free_port
 
@@ -26,7 +27,8 @@ from tests.support.ports import free_port
 def config(path, tiers=None, **model):
     return EngineConfig(
         model=ModelConfig(model=str(path), dtype="float32", max_model_len=512, **model),
-        cache=CacheConfig(num_kv_blocks=64, block_size=16, kv_tier=tiers),
+        cache=CacheConfig(num_kv_blocks=64, block_size=16),
+        features={"transfer": TransferOptions(kv_tier=tiers)} if tiers else {},
         device=DeviceConfig(num_threads=1),
     )
 

@@ -5,11 +5,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from octavo.config.args import SERVER_SECTIONS, given_from_flags
+from octavo.config.args import given_from_flags
 from octavo.config.env import read_env
 from octavo.entrypoints.cli import main
 from octavo.entrypoints.commands.arguments import BENCH, add_arguments
 from octavo.entrypoints.commands.bench import serve_arguments
+from octavo.plugins.features import server_sections
 from tests.bench.scripted import plain, scripted, words
 from tests.support import checkpoints
 from tests.support.live import live
@@ -213,7 +214,7 @@ def test_startup_gives_the_server_the_options_that_were_given_to_it():
     args = ["m", "--max-model-len", "8k", "--no-multiprocessing", "--api-key", "-a", "--api-key=b", "--runs", "1"]
     args[args.index("-a") - 1 : args.index("-a") + 1] = ["--api-key=-a"]
     namespace = parser.parse_args(args)
-    found = serve_arguments(given_from_flags(namespace, SERVER_SECTIONS, read_env()), "c.yaml")
+    found = serve_arguments(given_from_flags(namespace, server_sections(), read_env()), "c.yaml")
     assert found[:2] == ["--config", "c.yaml"]
     assert sorted(found[2:]) == sorted(
         ["--model=m", "--max-model-len=8000", "--no-multiprocessing", "--api-key=-a", "--api-key=b"]

@@ -15,11 +15,12 @@ import torch
 
 from octavo.base.errors import ClientError, ConfigError, ContextLengthError, EngineDead
 from octavo.base.params import SamplingParams
-from octavo.config.args import ENGINE_SECTIONS, options
+from octavo.config.args import options
 from octavo.entrypoints.llm import LLM
 from octavo.entrypoints.llm_arguments import FOREIGN, without_foreign
 from octavo.inputs.chat import ChatTemplate
 from octavo.inputs.renderer import Renderer
+from octavo.plugins.features import engine_sections
 from tests.support.toy_engine import ToyClient, hashed
 from tests.support.toy_front import MAX_LEN, TEXT, ToyOffline, offline, prompt
 
@@ -196,7 +197,7 @@ def test_f66_progress_may_be_the_third_argument(llm: LLM) -> None:
 @pytest.mark.parametrize("name", FOREIGN)
 def test_f66_arguments_of_other_engines_are_not_our_options(name: str) -> None:
     """An argument that is an option here must reach it."""
-    assert name not in options(ENGINE_SECTIONS)
+    assert name not in options(engine_sections())
 
 
 def test_f66_what_changes_nothing_is_accepted_and_said_once() -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.config.args import ENGINE_SECTIONS, ROUTER_SECTIONS, SERVER_SECTIONS, options
+from octavo.config.args import ROUTER_SECTIONS, options
 from octavo.entrypoints import cli
+from octavo.plugins.features import engine_sections, server_sections
 from tests.support.checkpoints import tiny_llama
 
 VALUES = [
@@ -16,7 +17,7 @@ VALUES = [
     "file:///dev/null/x?size=1MiB", "hf://x", "owner/name@", "owner/name:",
 ]  # fmt: skip
 SECTIONS: Mapping[str, Mapping[str, type]] = {
-    "explain-config": SERVER_SECTIONS, "plan": ENGINE_SECTIONS, "route": ROUTER_SECTIONS, "complete": ENGINE_SECTIONS,
+    "explain-config": server_sections(), "plan": engine_sections(), "route": ROUTER_SECTIONS, "complete": engine_sections(),
 }  # fmt: skip
 OWN = {"plan": ("--memory", "--lengths"), "complete": ("--max-tokens", "--temperature", "--top-p")}
 ARGUMENTS = {

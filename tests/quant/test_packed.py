@@ -24,7 +24,7 @@ def online(default=INT8, **changes):
 
 
 def scheme(plan, dtype=torch.float32, forced=None):
-    memory = pytest.importorskip("octavo.ops.pages").Memory()
+    memory = pytest.importorskip("octavo.ops.pages").ModelMemory()
     return make_scheme(plan, dtype=dtype, ops=OpRegistry().bind(device(), dtype, forced=forced), memory=memory)
 
 
@@ -148,7 +148,7 @@ def test_size_is_known_before_and_state_is_taken_back(plan):
 
 
 def _aligned(tensor):
-    memory = pytest.importorskip("octavo.ops.pages").Memory()
+    memory = pytest.importorskip("octavo.ops.pages").ModelMemory()
     return memory.keep(tensor)
 
 

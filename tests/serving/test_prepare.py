@@ -2,8 +2,9 @@
 
 import pytest
 
-from octavo.config.args import ENGINE_SECTIONS, given_from_keywords
+from octavo.config.args import given_from_keywords
 from octavo.config.env import read_env
+from octavo.plugins.features import engine_sections
 from octavo.serving.startup import prepare
 from tests.support import checkpoints
 from tests.support.smollm2 import smollm2_gguf
@@ -11,7 +12,7 @@ from tests.support.smollm2 import smollm2_gguf
 
 def defaults(model, **options):
     """Sampling defaults in force for a model."""
-    given = given_from_keywords({"model": str(model), **options}, ENGINE_SECTIONS, read_env({}))
+    given = given_from_keywords({"model": str(model), **options}, engine_sections(), read_env({}))
     prepared = prepare(given, read_env({"OCTAVO_PLUGINS": ""}), lambda line: None, lambda phase: None)
     prepared.renderer.close()
     return dict(prepared.default_sampling)

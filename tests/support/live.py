@@ -23,9 +23,10 @@ import httpx
 from openai import OpenAI
 
 from octavo.base.types import UsageContext
-from octavo.config.args import SERVER_SECTIONS, given_from_keywords, server_config
+from octavo.config.args import given_from_keywords, server_config
 from octavo.config.env import read_env
 from octavo.entrypoints.http.app import create_app
+from octavo.plugins.features import server_sections
 from octavo.serving.startup import open_online
 from tests.support.http_server import serve_app
 
@@ -112,7 +113,7 @@ class Live:
 def live(model: Path, **options: Any) -> Iterator[Live]:
     """A server with its engine in this process."""
     settings = {"model": str(model), "dtype": "float32", "block_size": 16, "multiprocessing": False, **options}
-    given = given_from_keywords(settings, SERVER_SECTIONS, read_env())
+    given = given_from_keywords(settings, server_sections(), read_env())
     online = open_online(given, lambda line: None, read_env(), usage=UsageContext.TEST)
     engine = online.frontend.engine
     try:

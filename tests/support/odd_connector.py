@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from octavo.base.outputs import OutputPart, TransferOffer
+from octavo.base.outputs import OutputPart
+from octavo.features.transfer.disagg import TransferOffer
 from octavo.scheduler import seams as control
 from octavo.worker import seams as data
 

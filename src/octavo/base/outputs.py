@@ -18,12 +18,6 @@ class OutputPart(msgspec.Struct, frozen=True, tag=True):
     """One feature's share of a request's output (transfer parameters, pooled vectors)."""
 
 
-class TransferOffer(OutputPart, frozen=True):
-    """Where this request's KV can be fetched; owned by `features.transfer`, opaque here. See `requests.TransferHint`."""
-
-    data: dict[str, Any] = {}
-
-
 if TYPE_CHECKING:
     OutputParts = tuple[OutputPart, ...]
 else:  # decoded loosely; `base.codec` revives them by tag, so that features can add their own

@@ -4,7 +4,7 @@ Promises: frozen messages; everything the core needs to serve a request is in `E
 Does not know: text. Strings were rendered to token ids before this point.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -19,15 +19,11 @@ class AdapterRef(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
-class TransferHint(msgspec.Struct, frozen=True):
-    """Where KV for this prompt can be fetched; owned by `features.transfer`, opaque here."""
-
-    data: dict[str, Any] = {}
-
-
 class RequestPart(msgspec.Struct, frozen=True, tag=True):
     """One feature's share of a request (grammar, media, pooling). Features subclass it."""
 
+
+P = TypeVar("P", bound=RequestPart)
 
 if TYPE_CHECKING:
     RequestParts = tuple[RequestPart, ...]
@@ -57,11 +53,14 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     arrival_s: float = 0.0
     cache_salt: str | None = None
     adapter: AdapterRef | None = None
-    transfer: TransferHint | None = None
     parts: RequestParts = ()
     client_index: int = 0
     data_parallel_rank: int | None = None
     trace_headers: dict[str, str] | None = None
+
+    def part(self, kind: type[P]) -> P | None:
+        """The part of this type, if the request has one."""
+        return next((part for part in self.parts if isinstance(part, kind)), None)
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

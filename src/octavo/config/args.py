@@ -14,7 +14,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -110,6 +110,7 @@ class Given:
     values: Mapping[str, Any]
     sources: Mapping[str, str]
     notices: tuple[str, ...] = ()  # what whoever set them should hear, a sentence each
+    features: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # a feature's options, where any was set
 
 
 def options(sections: Mapping[str, type]) -> dict[str, Option]:
@@ -233,31 +234,35 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def given_from_flags(namespace: argparse.Namespace, sections: Mapping[str, type], env: Env) -> Given:
-    """What flags, environment and file set together."""
-    known = options(sections)
+    """What flags, environment and file set together. `sections`: the engine's, and those of features."""
     flags = {k[4:]: v for k, v in vars(namespace).items() if k.startswith("opt_")}
     positional = getattr(namespace, "model_positional", None)
     if positional is not None:
         if "model" in flags and flags["model"] != positional:
             raise ConfigError(f"the model is given twice: {positional!r} and --model {flags['model']!r}; keep one.")
         flags["model"] = positional
-    return _merge(known, "flag", flags, getattr(namespace, "config", None), env)
+    return _merge(sections, "flag", flags, getattr(namespace, "config", None), env)
 
 
-def given_from_keywords(keywords: Mapping[str, Any], sections: Mapping[str, type], env: Env) -> Given:
-    """What Python keywords, environment and file set together."""
+def given_from_keywords(
+    keywords: Mapping[str, Any], sections: Mapping[str, type], env: Env, *, missing: Sequence[str] = ()
+) -> Given:
+    """What Python keywords, environment and file set together. `sections`: the engine's, and those of features.
+    `missing`: features that are not installed, whose options cannot be known."""
     known = options(sections)
     for name in keywords:
-        _check_name(name, known, "unknown option")
-    return _merge(known, "keyword", keywords, None, env)
+        if name not in known:
+            raise ConfigError(f"unknown option {name!r}{hint(repr(name), map(repr, known), missing)}")
+    return _merge(sections, "keyword", keywords, None, env)
 
 
-def _merge(known: Mapping[str, Option], top: str, top_values: Mapping[str, Any], file: str | None, env: Env) -> Given:
+def _merge(sections: Mapping[str, type], top: str, top_values: Mapping[str, Any], file: str | None, env: Env) -> Given:
+    known = options(sections)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     path = file or env.config_file
     layers: list[tuple[str, Mapping[str, Any]]] = [("file", read_yaml(path, known) if path else {})]
-    from_environment, notices = _environment(known, env)
+    from_environment, notices = _environment(known, sections, env)
     layers.append(("environment", from_environment))
     layers.append((top, top_values))
     for source, layer in layers:
@@ -268,17 +273,31 @@ def _merge(known: Mapping[str, Option], top: str, top_values: Mapping[str, Any],
             places = {"environment": known[name].variable, "file": f"{name} in the configuration file {path}"}
             values[name] = convert(known[name], value, places.get(source))
             sources[name] = source
-    return Given(values=values, sources=sources, notices=notices)
+    return Given(values=values, sources=sources, notices=notices, features=_of_features(sections, values))
 
 
-def _environment(known: Mapping[str, Option], env: Env) -> tuple[dict[str, str], tuple[str, ...]]:
+def _of_features(sections: Mapping[str, type], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of features, by feature; of those only that were given any."""
+    found = {}
+    for name, kind in sections.items():
+        if name in ALL_SECTIONS:
+            continue
+        own = {f.name: values[f.name] for f in dataclasses.fields(kind) if f.name in values}
+        if own:
+            found[name] = kind(**own)
+    return found
+
+
+def _environment(
+    known: Mapping[str, Option], sections: Mapping[str, type], env: Env
+) -> tuple[dict[str, str], tuple[str, ...]]:
     """Options that the environment sets, and sentences about variables of our prefix that are no option.
 
     Raises `ConfigError` for one that is nearly an option: a misspelled setting must not be lost.
     """
     by_variable = {opt.variable: name for name, opt in known.items()}
     found, foreign = {}, []
-    every = {o.variable for o in options(ALL_SECTIONS).values()}
+    every = {o.variable for o in options({**ALL_SECTIONS, **sections}).values()}
     for variable, value in env.options.items():
         if value.startswith(SERVICE_LINK):  # Kubernetes sets OCTAVO_PORT so for a service of that name
             foreign.append(variable)
@@ -342,6 +361,14 @@ def read_yaml(path: str, known: Mapping[str, Option]) -> dict[str, Any]:
     return named
 
 
+def hint(name: str, known: Iterable[str], missing: Sequence[str] = ()) -> str:
+    """The end of a sentence that says a name is unknown."""
+    if missing:
+        return f"; it may be one of a feature that is not installed here: {', '.join(missing)}"
+    near = nearest(name, known)
+    return f"; did you mean {near}?" if near else "."
+
+
 def _check_name(name: str, known: Mapping[str, Option], what: str) -> None:
     if name not in known:
         near = nearest(name, known)
@@ -364,6 +391,7 @@ def engine_config(given: Given) -> EngineConfig:
         scheduler=_section(SchedulerConfig, given),
         device=_section(DeviceConfig, given),
         plugins=_section(PluginConfig, given),
+        features=dict(given.features),
     )
 
 

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from octavo.config.args import Option, nearest, options
+from octavo.config.args import Option, hint, options
 
 WIDTH: Final = 80
 _INDENT: Final = 28  # of what an option does; a longer flag has a line of its own
@@ -20,11 +20,13 @@ _INDENT: Final = 28  # of what an option does; a longer flag has a line of its o
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one sentence, with the nearest name; exit code 2.
 
-    Owns: what argparse owns.
+    Owns: what argparse owns, and which features are missing.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, missing: Sequence[str] = (), **settings: Any) -> None:
+        """`missing`: features that are not installed, whose options cannot be known."""
         super().__init__(formatter_class=_Help, **settings)
+        self._missing = missing
 
     @property
     def positionals(self) -> list[argparse.Action]:
@@ -36,8 +38,8 @@ class Parser(argparse.ArgumentParser):
         match = re.search(r"unrecognized arguments: (\S+)", message)
         if match:
             bad = match[1].split("=")[0]
-            near = nearest(bad, [s for a in self._actions for s in a.option_strings])
-            message = f"unknown option {bad}" + (f"; did you mean {near}?" if near else "")
+            known = [s for a in self._actions for s in a.option_strings]
+            message = f"unknown option {bad}{hint(bad, known, self._missing).removesuffix('.')}"
         end = "" if message.endswith("?") else "."
         self.exit(2, f"{self.prog}: {message}{end} See '{self.prog} --help'.\n")
 
@@ -45,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 class _Help(argparse.HelpFormatter):
     """Help whose words are whole: a flag that is broken at a hyphen cannot be copied.
 
-    Owns: what argparse owns.
+    Owns: what argparse owns, and which features are missing.
     """
 
     def __init__(self, prog: str) -> None:

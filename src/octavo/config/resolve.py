@@ -13,7 +13,7 @@ from typing import Any
 from octavo.base.errors import ConfigError
 from octavo.config.facts import DeviceFacts, ModelFacts
 from octavo.config.quantization import NONE, plan_quantization
-from octavo.config.schema import CacheConfig, EngineConfig
+from octavo.config.schema import EngineConfig
 
 CPU_MAX_NUM_SEQS = 128
 GPU_MAX_NUM_SEQS = 256
@@ -22,7 +22,6 @@ GPU_MAX_BATCHED_TOKENS = 8192
 MAX_SEQS = 1 << 16  # rows for which arrays are kept, filled or not
 MAX_BATCHED_TOKENS = 1 << 24
 MAX_BLOCK_SIZE = 1 << 20
-MAX_LEASE_S = 86400  # consumers take no hint for longer
 MAX_THREADS = 1024  # the thread library ends the process when it cannot start what was asked for
 CPU_KV_SHARE = 0.20  # of the memory available to the process
 BF16_CAPABILITIES = frozenset({"avx512_bf16", "amx_bf16", "bf16", "cuda"})
@@ -231,25 +230,12 @@ def _ranges(s: _State) -> list[Decision]:
         raise ConfigError(f"--kv-watermark must be at least 0 and below 1, got {sched.kv_watermark}.")
     if sched.max_waiting_requests < 1:
         raise ConfigError(f"--max-waiting-requests must be at least 1, got {sched.max_waiting_requests}.")
-    if not 0 < s.config.cache.kv_lease_s <= MAX_LEASE_S:
-        raise ConfigError(f"--kv-lease-s must be above 0 and at most {MAX_LEASE_S}, got {s.config.cache.kv_lease_s:g}.")
     for name in ("priority_aging_s", "long_prefill_token_threshold"):
         if getattr(sched, name) < 0:
             raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(sched, name)}.")
     return []
 
 
-def _disagg(s: _State) -> list[Decision]:
-    cache, plain = s.config.cache, CacheConfig()
-    if cache.kv_role in ("producer", "both") and cache.kv_listen is None and "://" not in cache.kv_transport:
-        raise ConfigError(f"--kv-role {cache.kv_role}: consumers must reach this engine; give --kv-listen host:port")
-    for name in ("kv_transport", "kv_by_layer", "kv_advertise", "kv_allow", "kv_lease_s", "kv_load_failure"):
-        if cache.kv_role is None and getattr(cache, name) != getattr(plain, name):
-            raise ConfigError(f"--{name.replace('_', '-')} is for a hand-over of prompts; give --kv-role too.")
-    return []
-
-
 RULES: tuple[Rule, ...] = (
     _device, _quantization, _dtype, _max_model_len, _num_seqs, _batched_tokens, _scheduled_tokens, _threads, _async, _kv_memory, _kv_events, _block_size, _ranges,
-    _disagg,
 )  # fmt: skip

@@ -19,13 +19,14 @@ from octavo.config.facts import DeviceFacts, ModelFacts, read_model_facts
 from octavo.config.quantization import NONE, plan_quantization
 from octavo.config.resolve import Resolved, resolve
 from octavo.config.schema import EngineConfig
-from octavo.engine import transfer
 from octavo.engine.core import EngineCore
 from octavo.executor.api import Executor, LoadReport, ProfileReport, WorkerConfig
 from octavo.kvcache.groups import FitReport, blocks_needed, fit_report, hash_block_size, longest_context, plan_layout
 from octavo.kvcache.hashing import make_hasher
 from octavo.kvcache.holders import Holders, TakeEvents
 from octavo.kvcache.manager import KVCacheManager
+from octavo.plugins import features
+from octavo.plugins.features import Active, ControlContext
 from octavo.plugins.registry import Registry, names_of
 from octavo.scheduler.apply import ResultApplier
 from octavo.scheduler.limits import SchedulerLimits, builtin_constraints
@@ -34,6 +35,7 @@ from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.seams import ControlPart
 
 Progress = Callable[[str], None]
+HANDSHAKE = "handshake"  # the call that every worker answers
 MIN_CONTEXT = 16  # tokens; a shorter context is an error of memory, not a setting
 
 
@@ -104,7 +106,9 @@ def build_core(
     try:
         phases.enter("looking at the device")
         device = executor.probe()
-        resolved = resolve(config, facts, transfer.beside(config.cache, device), sources)
+        features.check(config)
+        asked = features.active(config.features)
+        resolved = resolve(config, facts, _device_beside(asked, device), sources)
         worker = worker_config(resolved.config, facts, device, sample_vocab_size, plugins)
         phases.enter("loading weights")
         loaded = executor.load(worker, progress)
@@ -118,7 +122,7 @@ def build_core(
         layout, max_len = decide_layout(
             resolved.config,
             loaded,
-            transfer.beside(config.cache, profile),
+            _profile_beside(asked, profile),
             device,
             fit_length=config.model.max_model_len is None,
         )
@@ -128,9 +132,10 @@ def build_core(
         executor.warm_up()
         progress(f"KV cache: {size_text(layout.total_bytes)} reserved; warm-up {phases.now().seconds:.1f} s")
         phases.enter("putting the engine together")
-        speeds = transfer.speeds(resolved.config.cache, executor, profile)
-        core = _assemble(resolved.config, layout, max_len, executor, parts, clock, speeds)
-        report = _report(resolved, facts, device, loaded, layout, max_len, phases.seconds(), speeds)
+        measured = [each.feature.measure(each.options, executor.call, profile.prompt_tokens_per_s) for each in asked]
+        core = _assemble(resolved.config, layout, max_len, executor, parts, clock, asked, measured)
+        notes = [each.feature.notes(each.options, layout, found) for each, found in zip(asked, measured, strict=True)]
+        report = _report(resolved, facts, device, loaded, layout, max_len, phases.seconds(), notes)
         return StartedCore(core=core, report=report)
     except BaseException:
         executor.stop()
@@ -165,7 +170,7 @@ def worker_config(
         sample_vocab_size=sample_vocab_size,
         logprobs_mode=config.model.logprobs_mode,
         kernels=config.device.kernels,
-        kv_transfer=transfer.worker_share(config.cache),
+        features=config.features,
     )
 
 
@@ -230,10 +235,9 @@ def kv_budget(config: EngineConfig, loaded: LoadReport, profile: ProfileReport, 
         wanted = int(device.memory_total_bytes * share) - loaded.weight_bytes - profile.peak_activation_bytes
     budget = min(wanted, profile.available_bytes)
     if budget <= 0:
-        tiers = "give the host tier less, " if cache.tiers else ""
         raise ConfigError(
             f"no memory is left for the KV cache: weights take {size_text(loaded.weight_bytes)} and one step "
-            f"{size_text(profile.peak_activation_bytes)}; {tiers}raise --gpu-memory-utilization, lower "
+            f"{size_text(profile.peak_activation_bytes)}; raise --gpu-memory-utilization, lower "
             "--max-num-batched-tokens, or take a smaller model."
         )
     return budget
@@ -246,7 +250,8 @@ def _assemble(
     executor: Executor,
     parts: Sequence[ControlPart],
     clock: Callable[[], float],
-    speeds: Mapping[str, float],
+    asked: Sequence[Active],
+    measured: Sequence[Mapping[str, float]],
 ) -> EngineCore:
     sched, batched = config.scheduler, _set(config.scheduler.max_num_batched_tokens)
     hasher = make_hasher(config.cache.prefix_hash)
@@ -261,8 +266,17 @@ def _assemble(
         record_events=config.cache.kv_events,
     )
     depth = 2 if sched.async_scheduling else 1
-    parts = (*parts, *transfer.parts(config.cache, layout, hash_block, kv, clock, speeds))
-    transfer.introduce(parts, executor)
+    for each, found in zip(asked, measured, strict=True):
+        context = ControlContext(
+            layout=layout,
+            hash_block_size=hash_block,
+            blocks_of=kv.blocks,
+            clock=clock,
+            cache=config.cache,
+            measured=found,
+        )
+        parts = (*parts, *each.feature.control(each.options, context))
+    _introduce(parts, executor)
     limits = SchedulerLimits(
         max_num_seqs=_set(sched.max_num_seqs),
         max_num_active_seqs=_set(sched.max_num_active_seqs),
@@ -289,6 +303,26 @@ def _assemble(
     )
 
 
+def _introduce(parts: Sequence[ControlPart], executor: Executor) -> None:
+    """Tell each of the scheduler's halves what its other half offers for other engines to know (PDX-3)."""
+    if parts:
+        offered = executor.call(HANDSHAKE)
+        for part in parts:
+            part.handshake(offered.get(part.name, {}))
+
+
+def _device_beside(asked: Sequence[Active], device: DeviceFacts) -> DeviceFacts:
+    """The device with the memory that features leave to the KV cache. Raises `ConfigError` when that is nothing."""
+    taken = sum(each.feature.reserve(each.options, device.memory_available_bytes) for each in asked)
+    return replace(device, memory_available_bytes=device.memory_available_bytes - taken)
+
+
+def _profile_beside(asked: Sequence[Active], profile: ProfileReport) -> ProfileReport:
+    """The same of what was measured."""
+    taken = sum(each.feature.reserve(each.options, profile.available_bytes) for each in asked)
+    return replace(profile, available_bytes=profile.available_bytes - taken)
+
+
 def _events(config: EngineConfig, kv: KVCacheManager, parts: Sequence[ControlPart]) -> TakeEvents:
     """What can be found without computing: in the cache, or by a part. Nothing is counted where nobody is told."""
     if not config.cache.kv_events or not parts:
@@ -304,7 +338,7 @@ def _report(
     layout: KVLayout,
     max_len: int,
     seconds: Mapping[str, float],
-    speeds: Mapping[str, float],
+    notes: Sequence[tuple[str, ...]],
 ) -> StartupReport:
     config = resolved.config
     batched = _set(config.scheduler.max_num_batched_tokens)
@@ -327,7 +361,7 @@ def _report(
         concurrency=fit.concurrency,
         depth=2 if config.scheduler.async_scheduling else 1,
         seconds=dict(seconds),
-        notes=(*loaded.notes, *_groups_note(layout, fit), *transfer.notes(config.cache, layout, speeds)),
+        notes=(*loaded.notes, *_groups_note(layout, fit), *(line for lines in notes for line in lines)),
         decisions=tuple(decisions),
         hash_block_size=hash_block_size(layout),
         first_block_size=layout.groups[0].spec.block_size,

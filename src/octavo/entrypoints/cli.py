@@ -17,7 +17,8 @@ from octavo.base.errors import ClientError, ConfigError, OctavoError
 from octavo.config.args import given_from_flags, nearest
 from octavo.config.env import read_env
 from octavo.config.flags import Parser
-from octavo.entrypoints.commands.arguments import COMMANDS, Call, Command, UsageError, add_arguments
+from octavo.entrypoints.commands.arguments import COMMANDS, Call, Command, UsageError, add_arguments, sections_of
+from octavo.plugins import features
 from octavo.plugins.registry import Registry
 
 EXIT_USAGE = 2
@@ -57,7 +58,7 @@ def _sentence(text: str) -> str:
 
 def _run(name: str, command: Command, args: list[str]) -> int:
     env = read_env()
-    parser = Parser(prog=f"octavo {name}", description=_sentence(command.help))
+    parser = Parser(prog=f"octavo {name}", description=_sentence(command.help), missing=features.absent())
     everything = _asks_for_all(args)
     add_arguments(parser, command, all_in_help=everything)
     parser.usage = _usage(parser)
@@ -66,7 +67,7 @@ def _run(name: str, command: Command, args: list[str]) -> int:
         return 0
     namespace = parser.parse_args(args)
     try:
-        call = Call(arguments=namespace, given=given_from_flags(namespace, command.sections, env), env=env)
+        call = Call(arguments=namespace, given=given_from_flags(namespace, sections_of(command), env), env=env)
     except ConfigError as error:
         return _fail(str(error), EXIT_USAGE)
     for notice in call.given.notices:

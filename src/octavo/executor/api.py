@@ -4,15 +4,14 @@ Promises: everything the engine core calls; arguments and answers are values wit
 Does not know: processes, devices, or how a step is computed.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from octavo.base.kvspec import KVLayout, KVSpec
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.config.facts import DeviceFacts, ModelFacts
 from octavo.config.quantization import QuantPlan
-from octavo.config.transfer import TransferConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ class WorkerConfig:
     logprobs_mode: str = "raw_logprobs"  # one of `sampling.logprobs.LogprobsMode`
     kv_cache_dtype: str = "auto"  # the type that is computed in; or "bfloat16", "fp8", "int8"
     kernels: str = "auto"  # or "reference", or a level of the native core
-    kv_transfer: TransferConfig | None = None
+    features: Mapping[str, Any] = field(default_factory=dict)  # options of those that are asked for, by feature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Data-side composition root: a worker from its configuration, answering in values that control understands.
 
-Promises: the one place where loader, platform and worker meet; installed features join here, one line each.
+Promises: the one place where loader, platform and worker meet; the worker's halves of features join here.
 Does not know: threads or processes (see `uniproc`), or who plans.
 """
 
@@ -28,7 +28,7 @@ from octavo.models.packed import PackedFolder, Writing
 from octavo.ops.kernels import Kernels
 from octavo.ops.kernels import choose as choose_kernels
 from octavo.platforms import api as platforms
-from octavo.plugins.registry import load_feature
+from octavo.plugins import features
 from octavo.sampling.logprobs import LogprobsMode
 from octavo.worker.recorded import RecordedForward
 from octavo.worker.seams import DataPart, EagerForward, LateParts
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
 ANY_KERNELS = Kernels()
-TRANSFER = "octavo.features.transfer.data.agent:make"
 NOT_COMPUTED = frozenset(  # keys of config.json: who wrote it, when a text ends, and how it was trained
     [
         "_name_or_path",
@@ -67,7 +66,7 @@ def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "Host
     facts = probe(config.device, config.plugins)
     kernels = choose_kernels(config.kernels, facts.kind)
     forward = EagerForward() if kernels.make_tape is None else RecordedForward(kernels.make_tape)
-    parts = (*parts, *_transfer_parts(config, facts, kernels))
+    parts = (*parts, *_feature_parts(config, facts, kernels))
     return HostedWorker(
         config,
         facts,
@@ -77,13 +76,13 @@ def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "Host
     )
 
 
-def _transfer_parts(config: WorkerConfig, facts: DeviceFacts, kernels: Kernels) -> tuple[DataPart, ...]:
-    """What moves KV beyond the device, where that was asked for."""
-    transfer = config.kv_transfer
-    if transfer is None:
+def _feature_parts(config: WorkerConfig, facts: DeviceFacts, kernels: Kernels) -> tuple[DataPart, ...]:
+    """The worker's halves of the features that are asked for."""
+    asked = features.active(config.features)
+    if not asked:
         return ()
-    parts: tuple[DataPart, ...] = load_feature(TRANSFER, transfer.option)(transfer, kv_identity(config, facts, kernels))
-    return parts
+    context = features.DataContext(identity=kv_identity(config, facts, kernels))
+    return tuple(part for each in asked for part in each.feature.data(each.options, context))
 
 
 def kv_identity(config: WorkerConfig, device: DeviceFacts, kernels: Kernels) -> dict[str, str]:

@@ -138,6 +138,10 @@ class Registry(Generic[T]):
         """Every name, in order of registration."""
         return tuple(self._entries)
 
+    def target(self, name: str) -> str:
+        """Where `name` is, as "module:attribute"; it must be registered."""
+        return self._entries[name].target
+
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 

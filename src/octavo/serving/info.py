@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.base.types import UsageContext
+from octavo.plugins.features import Active
 from octavo.plugins.registry import Explained
 
 
@@ -32,9 +33,6 @@ class EngineInfo:
     usage: UsageContext = UsageContext.API_SERVER
     max_waiting_requests: int = 2048
     hang_timeout_s: float = 0.0  # after which an engine without a sign of life is given up; 0: never
-    kv_role: str | None = None
-    moves_kv: bool = False  # requests can say where their KV comes from or goes
-    kv_tiers: tuple[str, ...] = ()  # addresses of tiers
-    has_kv_connector: bool = False  # one of the operator's own, which may read parameters of its own
+    features: tuple[Active, ...] = ()  # all that are here, those without options too
     heeds_priority: bool = True  # False: first come, first served
     plugins: tuple[Explained, ...] = ()  # that are installed, with their states in the front

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from octavo.base.errors import ClientError
 from octavo.base.params import SamplingParams, shown
-from octavo.base.requests import AdapterRef, EngineRequest, RequestPart, TransferHint
+from octavo.base.requests import AdapterRef, EngineRequest, RequestPart
 from octavo.base.types import OutputKind
 from octavo.outputs.assembler import ParserFactory, RequestOpening, no_parser
 from octavo.serving.info import EngineInfo
@@ -31,7 +31,6 @@ class RequestOptions(TypedDict, total=False):
     cache_salt: str | None
     trace_headers: dict[str, str] | None
     adapter: AdapterRef | None
-    transfer: TransferHint | None
     parts: tuple[RequestPart, ...]
     data_parallel_rank: int | None
     parsers: ParserFactory
@@ -106,7 +105,6 @@ class Intake:
                 arrival_s=arrival_s,
                 cache_salt=options.get("cache_salt"),
                 adapter=options.get("adapter"),
-                transfer=options.get("transfer"),
                 parts=options.get("parts", ()),
                 data_parallel_rank=options.get("data_parallel_rank"),
                 trace_headers=options.get("trace_headers"),

@@ -17,7 +17,7 @@ from octavo.base.heap import give_back
 from octavo.base.phases import Enter
 from octavo.base.types import UsageContext
 from octavo.config.architectures import PLUGIN_GROUP
-from octavo.config.args import ENGINE_SECTIONS, Given, engine_config, given_from_keywords
+from octavo.config.args import Given, engine_config, given_from_keywords
 from octavo.config.env import Env, compute_settings, read_env
 from octavo.config.facts import ModelFacts, read_generation_defaults, read_model_facts
 from octavo.config.names import EMBEDDED_FILE, EMBEDDED_NAME, EMBEDDED_SAMPLING, hub_name, is_embedded
@@ -35,6 +35,7 @@ from octavo.inputs.tokenizer import Tokenizer, ends_of_generation, load_tokenize
 from octavo.kvcache.published import Scheme
 from octavo.observe.log import get_logger
 from octavo.observe.stats import StatsLog
+from octavo.plugins import features
 from octavo.plugins.general import load_general, load_required, with_required
 from octavo.plugins.registry import Explained, names_of
 from octavo.serving.async_engine import AsyncEngine
@@ -214,10 +215,7 @@ def _info(prepared: PreparedFrontend, report: StartupReport, usage: UsageContext
         usage=usage,
         max_waiting_requests=config.scheduler.max_waiting_requests,
         hang_timeout_s=config.device.hang_timeout_s,
-        kv_role=config.cache.kv_role,
-        moves_kv=config.cache.transfer_option is not None,
-        kv_tiers=config.cache.tiers,
-        has_kv_connector=bool(config.cache.kv_connector),
+        features=features.joined(config.features),
         heeds_priority=config.scheduler.scheduling_policy == "priority",
         plugins=prepared.plugins,
     )
@@ -238,7 +236,7 @@ def open_offline(
     """
     env = env or read_env()
     progress = _each_warning_once(progress or _warnings_only)
-    given = given_from_keywords(options, ENGINE_SECTIONS, env)
+    given = given_from_keywords(options, features.engine_sections(), env, missing=features.absent())
     for notice in given.notices:
         progress(f"{WARNING}{notice}")
     with process_ahead(given.values.get("multiprocessing", False)) as process:

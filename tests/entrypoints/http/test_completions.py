@@ -6,6 +6,9 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from octavo.config.schema import ServerConfig
+from octavo.features.transfer.disagg import TransferHint
+from octavo.features.transfer.options import TransferOptions
+from octavo.plugins.features import joined
 from tests.entrypoints.http.events import check_error, text_stream
 from tests.entrypoints.http.toy import BOS, VOCAB_SIZE, text_script
 from tests.entrypoints.http.toy_server import MODEL, Served, toy_server
@@ -292,7 +295,7 @@ def test_authors_defaults_apply_under_the_requests_own_values() -> None:
 def test_wishes_about_kv_are_understood_or_refused() -> None:
     """F56, F90: also on a server that moves no KV, where asking for nothing is no mistake."""
     nothing = {"do_remote_decode": False, "do_remote_prefill": False, "remote_block_ids": None}
-    tiers = {"moves_kv": True, "kv_tiers": ("host?size=1MiB", "file:///kv")}
+    tiers = {"features": joined({"transfer": TransferOptions(kv_tier=("host?size=1MiB", "file:///kv"))})}
     with toy_server() as plain, toy_server(facts=tiers) as tiered:
         for params in ({"tiers": ["nope"]}, {"nope": 1}, {"do_remote_decode": True}):
             check_error(plain.complete(prompt="a", kv_transfer_params=params), 400, param="kv_transfer_params")
@@ -302,4 +305,4 @@ def test_wishes_about_kv_are_understood_or_refused() -> None:
         for params in ({}, None, nothing):
             assert plain.complete(prompt="a", kv_transfer_params=params, max_tokens=1).status_code == 200
         assert tiered.complete(prompt="a", kv_transfer_params={"tiers": ["file"]}, max_tokens=1).status_code == 200
-        assert tiered.engine.seen[-1].transfer.data == {"tiers": ["file"]}
+        assert tiered.engine.seen[-1].part(TransferHint).data == {"tiers": ["file"]}

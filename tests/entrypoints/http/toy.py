@@ -161,7 +161,7 @@ class ToyClient:
     def call(self, method: str, timeout_s: float = 30.0, **args: Any) -> Any:
         return {"reset_prefix_cache": True}[method]
 
-    def beat(self) -> Heartbeat | None:
+    def heartbeat(self) -> Heartbeat | None:
         return self.said
 
     def give_up(self, error: Exception) -> None:

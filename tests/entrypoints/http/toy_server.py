@@ -16,6 +16,7 @@ from octavo.inputs.chat import ChatTemplate
 from octavo.inputs.limits import RequestLimits
 from octavo.inputs.renderer import Renderer
 from octavo.observe.stats import StatsLog
+from octavo.plugins.features import joined
 from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.cache_feed import Feed, NoFeed
 from octavo.serving.frontend import Frontend
@@ -80,7 +81,7 @@ def toy_server(
         default_sampling=defaults or {},
         created_s=1_700_000_000,
         max_waiting_requests=max_waiting,
-        **facts or {},
+        **{"features": joined({}), **(facts or {})},
     )
     stats = StatsLog(clock=lambda: 0.0)
     told = NoFeed() if feed is None else feed

@@ -11,12 +11,13 @@ from octavo import LLM
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import FullAttentionSpec, KVGroup, KVLayout, LayerPlace
 from octavo.config.facts import DeviceFacts
-from octavo.config.schema import CacheConfig
-from octavo.engine import transfer
+from octavo.engine.startup import _device_beside, _profile_beside
 from octavo.executor.api import ProfileReport
 from octavo.features.transfer.address import DEFAULT_HOST_BYTES, host_bytes, parse_tiers
 from octavo.features.transfer.data.agent import TransferAgent
 from octavo.features.transfer.data.peer_server import PeerListener
+from octavo.features.transfer.options import TransferOptions
+from octavo.plugins import features
 from tests.support import checkpoints
 
 
@@ -138,16 +139,16 @@ def test_a_host_tier_is_refused_that_this_machine_cannot_hold():
 
 def test_the_cache_s_memory_is_what_the_host_tier_leaves():
     """F57: a fifth of the memory, and of what is left after loading, is counted beside the tier."""
-    cache = CacheConfig(kv_tier=("host?size=6GiB",))
+    asked = features.active({"transfer": TransferOptions(kv_tier=("host?size=6GiB",))})
     device = DeviceFacts(
         kind="cpu", name="x", memory_total_bytes=16 << 30, memory_available_bytes=11 << 30, num_cores=2
     )
     profile = ProfileReport(peak_activation_bytes=0, available_bytes=10 << 30, seconds=1.0)
-    assert transfer.beside(cache, device).memory_available_bytes == 5 << 30
-    assert transfer.beside(cache, profile).available_bytes == 4 << 30
-    assert transfer.beside(CacheConfig(), profile) is profile
+    assert _device_beside(asked, device).memory_available_bytes == 5 << 30
+    assert _profile_beside(asked, profile).available_bytes == 4 << 30
+    assert _profile_beside((), profile) == profile
     with pytest.raises(ConfigError, match=r"6\.00 GiB is more than the 5\.00 GiB that are available"):
-        transfer.beside(cache, replace(profile, available_bytes=5 << 30))
+        _profile_beside(asked, replace(profile, available_bytes=5 << 30))
 
 
 @pytest.mark.parametrize(

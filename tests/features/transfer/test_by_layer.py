@@ -29,7 +29,7 @@ def saving_producer(blocks=(TABLE,), sizes=(16,)):
 
 def step(req, start, end):
     req.num_computed_tokens = end
-    return SimpleNamespace(rows=[req], starts=[start], seq=1)
+    return SimpleNamespace(rows=[req], num_computed_tokens=[start], seq=1)
 
 
 def asked(**more):

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.base.errors import ClientError, ConfigError
 from octavo.base.params import SamplingParams
-from octavo.base.requests import AdapterRef, EngineRequest, TransferHint
+from octavo.base.requests import AdapterRef, EngineRequest
 from octavo.base.step import StepTimings
 from octavo.base.types import FinishReason
 from octavo.features.transfer.control.consumer import Consumer, OnFailure
@@ -23,6 +23,7 @@ from octavo.features.transfer.disagg import (
     LeaseEvent,
     LeaseNews,
     PullJob,
+    TransferHint,
     good_tokens,
     prompt_digest,
     read_hint,
@@ -35,9 +36,9 @@ LEASE_S = 30.0
 
 
 def source(name="r", tokens=range(100), data=None, **more):
-    hint = None if data is None else TransferHint(data)
+    parts = () if data is None else (TransferHint(data),)
     return EngineRequest(
-        request_id=name, prompt_token_ids=tuple(tokens), sampling=SamplingParams(max_tokens=4), transfer=hint, **more
+        request_id=name, prompt_token_ids=tuple(tokens), sampling=SamplingParams(max_tokens=4), parts=parts, **more
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.base.errors import ConfigError
 from octavo.base.outputs import EngineOutputs
-from octavo.base.requests import EngineRequest, TransferHint
+from octavo.base.requests import EngineRequest
 from octavo.base.types import FinishReason
 from octavo.config.schema import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.client import InprocClient
@@ -23,6 +23,8 @@ from octavo.features.transfer.control import search
 from octavo.features.transfer.control.metrics import METRICS
 from octavo.features.transfer.data import agent
 from octavo.features.transfer.data.regions import HostView, RegionPlace
+from octavo.features.transfer.disagg import TransferHint
+from octavo.features.transfer.options import TransferOptions
 from tests.support import checkpoints
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -216,7 +218,8 @@ class Engine:
             model=ModelConfig(
                 model=str(checkpoints.tiny_llama()), dtype="float32", max_model_len=256, weight_cache="off"
             ),
-            cache=CacheConfig(num_kv_blocks=num_blocks, block_size=16, kv_tier=tiers or None, kv_events=kv_events),
+            cache=CacheConfig(num_kv_blocks=num_blocks, block_size=16, kv_events=kv_events),
+            features={"transfer": TransferOptions(kv_tier=tiers)} if tiers else {},
             scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
             device=DeviceConfig(num_threads=1),
         )
@@ -243,7 +246,7 @@ class Engine:
             request_id=f"r{self.count}",
             prompt_token_ids=tuple(turn["prompt_token_ids"]),
             sampling=SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True),
-            transfer=TransferHint(hint) if hint else None,
+            parts=(TransferHint(hint),) if hint else (),
         )
         self.client.submit((request,))
         while True:

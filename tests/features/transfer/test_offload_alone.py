@@ -24,7 +24,7 @@ class Asking:
         self.request_id = name
         self.block_hashes = [bytes([seed]) * 31 + bytes([i]) for i in range(num_blocks)]
         self.num_tokens = num_blocks * SIZE + 1
-        self.source = SimpleNamespace(transfer=None)
+        self.source = SimpleNamespace(part={}.get)
 
 
 class Desk:

@@ -13,12 +13,12 @@ import pytest
 
 from octavo import LLM
 from octavo.base.errors import ConfigError
-from octavo.config.transfer import TransferConfig
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.control import search
 from octavo.features.transfer.data import agent, tier_mooncake
 from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.options import TransferOptions
 from tests.features.transfer.test_offload import BASE, GREEDY, TURNS, run
 from tests.support import checkpoints
 from tests.support.fake_mooncake import lay
@@ -241,7 +241,7 @@ def test_pdx_11_without_a_package_that_works_nothing_starts_and_it_says_what_to_
     """PDX-11: said when the parts of a worker are made, before any weights are read."""
     lay(fake, store)
     with pytest.raises(ConfigError, match=said):
-        agent.make(TransferConfig(option="--kv-tier", tiers=(ANYWHERE,)), {})
+        agent.make(TransferOptions(kv_tier=(ANYWHERE,)), {})
 
 
 @pytest.mark.parametrize("address", ["mooncake://host", "mooncake://", "mooncake://host:1/x", "mooncake://host:70000"])

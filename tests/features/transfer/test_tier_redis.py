@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.config.transfer import TransferConfig
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.options import TransferOptions
 from tests.features.transfer.test_offload import TURNS, run
 from tests.support.redis_server import SERVER
 from tests.support.redis_server import redis_server as server
@@ -192,6 +192,6 @@ def test_without_the_package_the_start_says_what_to_install(monkeypatch):
     """Before any weights are read."""
     monkeypatch.setattr(tier_redis, "redis", None)
     with pytest.raises(ConfigError, match=r"needs the package redis: .* -m pip install"):
-        agent.make(TransferConfig(option="--kv-tier", tiers=("redis://127.0.0.1:1/0",)), {})
+        agent.make(TransferOptions(kv_tier=("redis://127.0.0.1:1/0",)), {})
     with pytest.raises(ConfigError, match="give the server as redis://host:port/0"):
         parse_tier("redis:///0")

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.config.transfer import TransferConfig
 from octavo.features.transfer.address import parse_tier
 from octavo.features.transfer.control import pressure
 from octavo.features.transfer.data.health import TierHealth
 from octavo.features.transfer.data.seal import Seal
+from octavo.features.transfer.options import TransferOptions
 from tests.features.transfer.test_offload import TURNS, run
 
 boto3 = pytest.importorskip("boto3", reason="the package boto3 is not installed")
@@ -362,7 +362,7 @@ def test_without_the_package_the_start_says_what_to_install(monkeypatch):
     """Before any weights are read."""
     monkeypatch.setattr(tier_s3, "boto3", None)
     with pytest.raises(ConfigError, match=r"needs the package boto3: .* -m pip install"):
-        agent.make(TransferConfig(option="--kv-tier", tiers=("s3://bucket",)), {})
+        agent.make(TransferOptions(kv_tier=("s3://bucket",)), {})
 
 
 def test_without_credentials_the_start_says_what_to_set(monkeypatch, tmp_path):
@@ -371,4 +371,4 @@ def test_without_credentials_the_start_says_what_to_set(monkeypatch, tmp_path):
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="no credentials were found; set AWS_ACCESS_KEY_ID"):
-        agent.make(TransferConfig(option="--kv-tier", tiers=("s3://bucket",)), {})
+        agent.make(TransferOptions(kv_tier=("s3://bucket",)), {})

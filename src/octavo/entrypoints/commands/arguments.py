@@ -13,6 +13,7 @@ from octavo.config.args import ENGINE_SECTIONS, ROUTER_SECTIONS, SERVER_SECTIONS
 from octavo.config.env import Env
 from octavo.config.flags import add_options
 from octavo.entrypoints.commands import bench_arguments
+from octavo.plugins import features
 
 
 class UsageError(ConfigError):
@@ -255,13 +256,19 @@ COMMANDS: dict[str, Command] = {
 }
 
 
+def sections_of(command: Command) -> Mapping[str, type]:
+    """Option sections of a command; where it starts an engine, those of features too."""
+    return {**command.sections, **features.sections()} if "model" in command.sections else command.sections
+
+
 def add_arguments(parser: argparse.ArgumentParser, command: Command, *, all_in_help: bool = False) -> None:
     """Everything a command takes; help shows what most people need, or all."""
     command.extra(parser)
     if not command.sections:
         return
     common = None if all_in_help else command.common
-    add_options(parser, command.sections, positional_model=command.positional_model, common=common)
+    sections = sections_of(command)
+    add_options(parser, sections, positional_model=command.positional_model, common=common)
     if common is not None:
-        hidden = len(options(command.sections)) - len(common)
+        hidden = len(options(sections)) - len(common)
         parser.epilog = f"{hidden} more options: '{parser.prog} --help all' and docs/options.md"

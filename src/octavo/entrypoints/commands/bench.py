@@ -27,12 +27,13 @@ from octavo.bench.report import as_json, as_table, parse_goal, summarize
 from octavo.bench.serve import first_model, measure, started, wait_started
 from octavo.bench.startup import measure_starts, model_files, startup_table
 from octavo.bench.workloads import Item, Length, Workload
-from octavo.config.args import SERVER_SECTIONS, Given, options
+from octavo.config.args import Given, options
 from octavo.config.names import EMBEDDED_NAME
 from octavo.config.pull import pull_model
 from octavo.entrypoints.commands.arguments import Call, UsageError
 from octavo.entrypoints.commands.console import progress
 from octavo.entrypoints.llm import LLM
+from octavo.plugins.features import server_sections
 from octavo.serving.startup import open_offline
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -248,7 +249,7 @@ def run_startup(call: Call) -> int:
 
 def serve_arguments(given: Given, config: str | None) -> list[str]:
     """The command line that gives `octavo serve` what was given here; the environment is passed on as it is."""
-    known = options(SERVER_SECTIONS)
+    known = options(server_sections())
     found = [] if config is None else ["--config", config]
     for name, value in given.values.items():
         flag = known[name].flag

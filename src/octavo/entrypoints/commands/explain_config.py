@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from octavo.config.architectures import PLUGIN_GROUP
-from octavo.config.args import SERVER_SECTIONS, Option, engine_config, options, server_config, shown_size
+from octavo.config.args import Option, engine_config, options, server_config, shown_size
 from octavo.config.facts import read_model_facts
 from octavo.config.names import EMBEDDED_NAME
 from octavo.config.pull import pull_model
@@ -18,6 +18,7 @@ from octavo.config.resolve import resolve
 from octavo.engine.startup import executors, size_text
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress
+from octavo.plugins import features
 from octavo.plugins.general import with_required
 from octavo.plugins.registry import names_of
 
@@ -32,6 +33,7 @@ def run(call: Call) -> int:
         device = executor.probe()
     finally:
         executor.stop()
+    features.check(config)
     resolved = resolve(
         config,
         read_model_facts(str(path), more=partial(names_of, PLUGIN_GROUP, call.env.plugins)),
@@ -43,8 +45,10 @@ def run(call: Call) -> int:
         name: getattr(resolved.config, name) for name in ("model", "cache", "scheduler", "device", "plugins")
     }
     rows = [("setting", "value", "source", "reason")]
-    for name, option in options(SERVER_SECTIONS).items():
-        value = dataclasses.asdict(values[option.section])[name]
+    sections = features.server_sections()
+    for name, option in options(sections).items():
+        section = values.get(option.section) or config.features.get(option.section) or sections[option.section]()
+        value = dataclasses.asdict(section)[name]
         if name == "api_key" and value:
             value = "(hidden)"
         source = "decided" if name in reasons else call.given.sources.get(name, "default")

@@ -26,6 +26,7 @@ from octavo.entrypoints.commands.console import progress
 from octavo.executor.api import LoadReport, ProfileReport
 from octavo.inputs.tokenizer import tokenizer_warning
 from octavo.kvcache.groups import blocks_needed
+from octavo.plugins import features
 from octavo.plugins.general import with_required
 from octavo.plugins.registry import names_of
 
@@ -38,6 +39,7 @@ def run(call: Call) -> int:
     config, lengths = engine_config(call.given), _lengths(call.arguments.lengths)
     path = pull_model(config.model.model or EMBEDDED_NAME, call.env, progress())
     facts = read_model_facts(str(path), more=partial(names_of, PLUGIN_GROUP, call.env.plugins))
+    features.check(config)
     plugins = with_required(call.env.plugins, config.plugins.require_plugin)
     executor = executors().load("uni")(config.device.device, plugins=plugins)
     try:

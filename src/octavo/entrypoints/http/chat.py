@@ -14,6 +14,7 @@ from starlette.responses import Response
 from octavo.base.outputs import CompletionOutput, RequestOutput
 from octavo.entrypoints.http.checks import check_chat, request_warnings
 from octavo.entrypoints.http.context import RouteContext
+from octavo.entrypoints.http.feature_fields import response_fields
 from octavo.entrypoints.http.fields import visible_warnings
 from octavo.entrypoints.http.generate import ChunkHead, Indexed, PromptJob, UsageCount, make_jobs, serve
 from octavo.entrypoints.http.logprobs import chat_logprobs, prompt_scores
@@ -21,7 +22,6 @@ from octavo.entrypoints.http.render import render_chat
 from octavo.entrypoints.http.sampling import chat_params
 from octavo.entrypoints.http.schemas import ChatRequest
 from octavo.entrypoints.http.sse import DONE, frame
-from octavo.entrypoints.http.transfer import transfer_offer
 from octavo.entrypoints.http.wire import (
     ChatChoice,
     ChatChunk,
@@ -95,7 +95,7 @@ class ChatReply:
             model=self._head.model,
             choices=[self._choice(each) for each in out.outputs],
             usage=self._usage.total(),
-            kv_transfer_params=transfer_offer(finals) or UNSET,
+            **response_fields(finals, self._head.features),
             warnings=visible_warnings(self._head.warnings),
             prompt_token_ids=list(out.prompt_token_ids) if self._head.return_token_ids else UNSET,
             prompt_logprobs=prompt_scores(out.prompt_logprobs or []) if self._wants_scores else UNSET,
@@ -179,7 +179,7 @@ class ChatReply:
             model=self._head.model,
             choices=choices,
             usage=shown,
-            kv_transfer_params=(transfer_offer((out,)) if out is not None and ends else None) or UNSET,
+            **(response_fields((out,), self._head.features) if out is not None and ends else {}),
             warnings=warnings,
             prompt_token_ids=ids,
             prompt_logprobs=scores,

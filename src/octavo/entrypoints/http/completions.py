@@ -17,6 +17,7 @@ from octavo.base.outputs import CompletionOutput, RequestOutput
 from octavo.base.params import SamplingParams
 from octavo.entrypoints.http.checks import request_warnings
 from octavo.entrypoints.http.context import RouteContext
+from octavo.entrypoints.http.feature_fields import response_fields
 from octavo.entrypoints.http.fields import visible_warnings
 from octavo.entrypoints.http.generate import ChunkHead, Indexed, PromptJob, UsageCount, amake_jobs, serve
 from octavo.entrypoints.http.logprobs import Piece, Pieces, PromptLines, completion_logprobs, joined, prompt_scores
@@ -25,7 +26,6 @@ from octavo.entrypoints.http.render import render_prompts
 from octavo.entrypoints.http.sampling import completion_params
 from octavo.entrypoints.http.schemas import CompletionRequest
 from octavo.entrypoints.http.sse import DONE, frame
-from octavo.entrypoints.http.transfer import transfer_offer
 from octavo.entrypoints.http.wire import Completion, CompletionChoice, CompletionLogprobs, PromptScores, Usage
 from octavo.inputs.tokenizer import Tokenizer
 from octavo.outputs.detokenizer import Detokenizer
@@ -153,7 +153,7 @@ class CompletionReply:
         for place, out in enumerate(finals):
             self._usage.note(place, out)
             choices += [self._whole_choice(place, out, each) for each in out.outputs]
-        return self._completion(choices, self._usage.total(), transfer_offer(finals))
+        return self._completion(choices, self._usage.total(), response_fields(finals, self._head.features))
 
     def _whole_choice(self, place: int, out: RequestOutput, each: CompletionOutput) -> CompletionChoice:
         echo = self._echoes[place]
@@ -227,8 +227,8 @@ class CompletionReply:
         """All events of the stream."""
         async for place, out in outputs:
             self._usage.note(place, out)
-            offer = transfer_offer((out,))
-            if data := b"".join(frame(self._chunk(choice, offer)) for choice in self._news(place, out)):
+            added = response_fields((out,), self._head.features)
+            if data := b"".join(frame(self._chunk(choice, added)) for choice in self._news(place, out)):
                 yield data
         if self._head.include_usage:
             yield frame(self._completion([], self._usage.total()))
@@ -253,14 +253,14 @@ class CompletionReply:
         shown = each.text or each.finished or (each.logprobs and self._num_top is not None)
         return bool(shown or (self._head.return_token_ids and each.token_ids))
 
-    def _chunk(self, choice: CompletionChoice, offer: dict[str, Any] | None) -> Completion:
+    def _chunk(self, choice: CompletionChoice, added: dict[str, Any]) -> Completion:
         shown: Usage | UnsetType | None = UNSET
         if self._head.include_usage:
             shown = self._usage.total() if self._head.continuous_usage else None
-        return self._completion([choice], shown, offer if choice.finish_reason else None)
+        return self._completion([choice], shown, added if choice.finish_reason else None)
 
     def _completion(
-        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None, offer: dict[str, Any] | None = None
+        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None, added: dict[str, Any] | None = None
     ) -> Completion:
         warnings, self._unsent_warnings = visible_warnings(self._unsent_warnings), ()
         return Completion(
@@ -269,6 +269,6 @@ class CompletionReply:
             model=self._head.model,
             choices=choices,
             usage=usage,
-            kv_transfer_params=offer or UNSET,
             warnings=warnings,
+            **(added or {}),
         )

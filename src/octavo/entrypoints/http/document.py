@@ -18,6 +18,7 @@ from octavo.config.schema import ServerConfig
 from octavo.entrypoints.http import admin, render, wire
 from octavo.entrypoints.http.errors import ErrorBody
 from octavo.entrypoints.http.schemas import (
+    FEATURE_FIELDS,
     MOST_CHARS,
     MOST_ENTRIES,
     ChatRequest,
@@ -175,8 +176,8 @@ def _bodies(info: EngineInfo, server: ServerConfig) -> dict[str, Schema]:
 def _left_out(info: EngineInfo, server: ServerConfig) -> list[str]:
     """Fields that this server takes only at the value they have without being sent."""
     names = ["best_of"]
-    if not info.moves_kv:
-        names.append("kv_transfer_params")
+    read = {each.feature.request_field for each in info.features if each.options is not None}
+    names += [name for name in FEATURE_FIELDS if name not in read]
     if not server.trust_request_chat_template:
         names.append("chat_template")
     return names

@@ -21,13 +21,14 @@ from octavo.base.params import SamplingParams
 from octavo.entrypoints.http.access import Access
 from octavo.entrypoints.http.context import RouteContext, trace_headers
 from octavo.entrypoints.http.errors import ServerStopping
+from octavo.entrypoints.http.feature_fields import request_parts
 from octavo.entrypoints.http.fields import warning_headers
 from octavo.entrypoints.http.sampling import asks_max_tokens, limit_names, renamed
 from octavo.entrypoints.http.schemas import GenerateRequest
 from octavo.entrypoints.http.sse import EventStream, until_gone
-from octavo.entrypoints.http.transfer import transfer_hint
 from octavo.entrypoints.http.wire import Usage, json_response, make_usage
 from octavo.inputs.renderer import EngineInput
+from octavo.plugins.features import Active
 from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.info import EngineInfo
 from octavo.serving.stream import Stream
@@ -78,6 +79,7 @@ class ChunkHead:
     return_token_ids: bool
     shows_prompt_logprobs: bool
     warnings: tuple[str, ...]
+    features: tuple[Active, ...] = ()
 
     @classmethod
     def of(
@@ -94,6 +96,7 @@ class ChunkHead:
             return_token_ids=bool(req.return_token_ids),
             shows_prompt_logprobs=req.prompt_logprobs is not None,
             warnings=tuple(warnings),
+            features=context.frontend.info.features,
         )
 
 
@@ -152,7 +155,7 @@ class GenerationRun:
     async def start(self, jobs: Sequence[PromptJob], req: GenerateRequest, request: Request, client_id: str) -> None:
         """Open one stream for each job; raises before anything is answered when one is refused."""
         traces = trace_headers(request)
-        transfer = transfer_hint(req, self._info, sum(job.params.n for job in jobs))
+        parts = request_parts(req, self._info.features, sum(job.params.n for job in jobs))
         for place, job in enumerate(jobs):
             if place:
                 await asyncio.sleep(0)  # a batch of thousands does not hold up what streams
@@ -164,7 +167,7 @@ class GenerationRun:
                     priority=req.priority or 0,
                     cache_salt=req.cache_salt,
                     trace_headers=traces,
-                    transfer=transfer,
+                    parts=parts,
                 )
             except ClientError as error:
                 raise located(renamed(error, limit_names(req)), place, len(jobs)) from None

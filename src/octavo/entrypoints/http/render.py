@@ -17,12 +17,12 @@ from starlette.responses import Response
 from octavo.base.errors import ClientError
 from octavo.entrypoints.http.checks import check_chat, request_warnings
 from octavo.entrypoints.http.context import RouteContext
+from octavo.entrypoints.http.feature_fields import request_parts
 from octavo.entrypoints.http.fields import visible_warnings, warning_headers
 from octavo.entrypoints.http.generate import PromptJob, make_jobs
 from octavo.entrypoints.http.prompts import Prompt, split_prompts
 from octavo.entrypoints.http.sampling import chat_params, completion_params
 from octavo.entrypoints.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from octavo.entrypoints.http.transfer import transfer_hint
 from octavo.entrypoints.http.wire import json_response
 from octavo.inputs.renderer import EngineInput, check_token_ids
 from octavo.serving.intake import check_answers
@@ -160,7 +160,7 @@ class RenderRoutes:
         warnings: list[str],
     ) -> Response:
         info = self._context.frontend.info
-        transfer_hint(req, info, sum(job.params.n for job in jobs))
+        request_parts(req, info.features, sum(job.params.n for job in jobs))
         inputs = [job.input for job in jobs]
         warnings += request_warnings(req, info)
         warnings += [warning for each in inputs for warning in each.warnings]

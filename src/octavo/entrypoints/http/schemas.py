@@ -5,11 +5,12 @@ vocabulary and length to `inputs.limits`, the meaning of messages to `inputs.cha
 Does not know: what is done with a field.
 """
 
-from typing import Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 
 from octavo.base.numbers import whole
+from octavo.plugins import features
 
 STRICT: Final = ConfigDict(strict=True, extra="allow", protected_namespaces=(), hide_input_in_errors=True)
 PRIORITY_LIMIT: Final = 2**31 - 1
@@ -72,7 +73,22 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = Field(None, description="Usage so far on every chunk too.")
 
 
-class GenerateRequest(BaseModel):
+# Fields of features (`Feature.request_field`), of those that are here.
+FEATURE_FIELDS: Final = {f.request_field: f.request_help for f in features.present().values() if f.request_field}
+
+if TYPE_CHECKING:
+
+    class FeatureFields(BaseModel):
+        """Fields that features read."""
+
+else:
+    FeatureFields = create_model(
+        "FeatureFields",
+        **{name: (dict[str, Any] | None, Field(None, description=text)) for name, text in FEATURE_FIELDS.items()},
+    )
+
+
+class GenerateRequest(FeatureFields):
     """Fields that completions and chat completions share."""
 
     model_config = STRICT
@@ -107,7 +123,6 @@ class GenerateRequest(BaseModel):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     response_format: dict[str, Any] | None = None
-    kv_transfer_params: dict[str, Any] | None = Field(None, description="Passed on by routers between engines that hand over prompts.")  # fmt: skip
 
     # Accepted because OpenAI's clients send them; they change nothing here.
     user: Any = None

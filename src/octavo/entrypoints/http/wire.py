@@ -6,17 +6,31 @@ Does not know: where values come from.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from octavo.base.types import Medium
+from octavo.entrypoints.http.schemas import FEATURE_FIELDS
 
 encode = msgspec.json.Encoder().encode
 
 PromptScores = list[dict[str, Any] | None]
+
+if TYPE_CHECKING:
+
+    class FeatureAnswer(msgspec.Struct, frozen=True, kw_only=True):
+        """What features add to an answer."""
+
+else:
+    FeatureAnswer = msgspec.defstruct(
+        "FeatureAnswer",
+        [(name, dict[str, Any] | UnsetType, UNSET) for name in FEATURE_FIELDS],
+        frozen=True,
+        kw_only=True,
+    )
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -70,7 +84,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptScores | UnsetType = UNSET
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class Completion(FeatureAnswer, frozen=True, kw_only=True):
     """A plain answer, and a chunk of a stream: OpenAI names both `text_completion`."""
 
     id: str
@@ -79,7 +93,6 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
-    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET  # in a stream: its first chunk
 
 
@@ -129,7 +142,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+class ChatCompletion(FeatureAnswer, frozen=True, kw_only=True):
     """A plain chat answer."""
 
     id: str
@@ -138,7 +151,6 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptScores | UnsetType = UNSET
@@ -162,7 +174,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+class ChatChunk(FeatureAnswer, frozen=True, kw_only=True):
     """One chunk of a chat stream."""
 
     id: str
@@ -171,7 +183,6 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
-    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET  # in a stream: its first chunk
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptScores | UnsetType = UNSET

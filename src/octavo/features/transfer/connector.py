@@ -7,33 +7,14 @@ and offer what other sides must know of it (`handshake`), which its scheduler's 
 Does not know: any connector.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from octavo.base.errors import ConfigError
-from octavo.base.kvspec import KVLayout
+from octavo.plugins.features import ControlContext, DataContext
 from octavo.plugins.registry import load_target
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlContext:
-    """What the scheduler's half is made with.
-
-    `blocks_of` gives a request's block table by group, 0 where a window has passed; `hash_block_size` is in tokens.
-    """
-
-    layout: KVLayout
-    hash_block_size: int
-    blocks_of: Callable[[str], tuple[tuple[int, ...], ...]]
-    clock: Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataContext:
-    """What the worker's half is made with: all that KV depends on besides tokens, by name."""
-
-    identity: Mapping[str, str]
+__all__ = ["Connector", "ControlContext", "DataContext", "load"]
 
 
 class Connector(Protocol):

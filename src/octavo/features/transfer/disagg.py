@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 
 from octavo.base.errors import ClientError
-from octavo.base.requests import EngineRequest
+from octavo.base.outputs import OutputPart
+from octavo.base.requests import EngineRequest, RequestPart
 from octavo.base.step import PlanPart, ResultPart
 from octavo.features.transfer.plan import JobReport
 
@@ -41,6 +42,18 @@ class TransferRole(StrEnum):
     @property
     def consumes(self) -> bool:
         return self is not TransferRole.PRODUCER
+
+
+class TransferHint(RequestPart, frozen=True):
+    """What a request says of its KV (`kv_transfer_params`): where it waits, that it is to be kept, or which tiers to use."""
+
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class TransferOffer(OutputPart, frozen=True):
+    """Where a request's KV can be fetched, as its answer says it."""
+
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Hint(msgspec.Struct, frozen=True, kw_only=True):

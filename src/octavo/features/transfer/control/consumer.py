@@ -20,6 +20,7 @@ from octavo.features.transfer.disagg import (
     LeaseDrop,
     LeaseWatch,
     PullJob,
+    TransferHint,
     difference,
     good_tokens,
     read_hint,
@@ -120,7 +121,8 @@ class Consumer:
 
     def arrive(self, req: "Request") -> None:
         """Note the request's hint, if it has one. Raises `ClientError` for one that makes no sense."""
-        hint = None if req.source.transfer is None else read_hint(req.source.transfer.data)
+        wish = req.source.part(TransferHint)
+        hint = None if wish is None else read_hint(wish.data)
         if hint is None:
             return
         if not self._may_reach(hint.address):

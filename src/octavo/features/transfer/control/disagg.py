@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from octavo.base.errors import ConfigError
-from octavo.base.kvspec import KVLayout
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.base.types import RequestState
-from octavo.config.schema import CacheConfig
 from octavo.features.transfer.address import parse_listen
 from octavo.features.transfer.control.consumer import Consumer, OnFailure
-from octavo.features.transfer.control.producer import BlocksOf, Producer
+from octavo.features.transfer.control.producer import Producer
 from octavo.features.transfer.disagg import DisaggPlan, DisaggReport, LeaseNews, TransferRole
+from octavo.features.transfer.options import TransferOptions
 from octavo.kvcache.prefix import CacheEvent
+from octavo.plugins.features import ControlContext
 from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, Readiness, Retry
 
 if TYPE_CHECKING:
@@ -175,33 +175,27 @@ class DisaggControl:
 
 
 def make(
-    role: str,
-    cache: CacheConfig,
-    layout: KVLayout,
-    *,
-    blocks_of: BlocksOf,
-    clock: Callable[[], float],
-    new_id: Callable[[], str] = lambda: secrets.token_hex(16),
+    options: TransferOptions, context: ControlContext, new_id: Callable[[], str] = lambda: secrets.token_hex(16)
 ) -> DisaggControl:
     """The part for a role. Raises `ConfigError` for a producer that nobody could reach."""
-    sides, transport, producer, consumer = TransferRole(role), cache.kv_transport, None, None
-    sizes = [group.spec.block_size for group in layout.groups]
+    sides, transport, producer, consumer = TransferRole(str(options.kv_role)), options.kv_transport, None, None
+    sizes = [group.spec.block_size for group in context.layout.groups]
     if sides.produces:
-        address = producer_address(sides, transport, cache.kv_listen, cache.kv_advertise)
+        address = producer_address(sides, transport, options.kv_listen, options.kv_advertise)
         producer = Producer(
             address=address,
-            lease_s=cache.kv_lease_s,
-            blocks_of=blocks_of,
-            clock=clock,
+            lease_s=options.kv_lease_s,
+            blocks_of=context.blocks_of,
+            clock=context.clock,
             new_id=new_id,
-            block_sizes=sizes if cache.kv_by_layer else (),
+            block_sizes=sizes if options.kv_by_layer else (),
         )
     if sides.consumes:
-        on_failure = OnFailure(cache.kv_load_failure)
+        on_failure = OnFailure(options.kv_load_failure)
         consumer = Consumer(
-            sizes, on_failure, transport=transport, allow=cache.kv_allow or (), by_layer=cache.kv_by_layer
+            sizes, on_failure, transport=transport, allow=options.kv_allow or (), by_layer=options.kv_by_layer
         )
-    return DisaggControl(clock, producer, consumer)
+    return DisaggControl(context.clock, producer, consumer)
 
 
 def producer_address(role: str, transport: str, listen: str | None, advertise: str | None) -> str:

@@ -25,6 +25,7 @@ from octavo.features.transfer.control.search import ChunkState
 from octavo.features.transfer.control.speed import Speed
 from octavo.features.transfer.control.tier_state import TierFacts
 from octavo.features.transfer.control.tiers import HOST, TierStack
+from octavo.features.transfer.disagg import TransferHint
 from octavo.features.transfer.plan import Copy, Speeds, TransferPlan, TransferReport
 from octavo.features.transfer.wishes import tier_wishes
 from octavo.kvcache.prefix import CacheEvent, EventLog, NoEvents
@@ -118,7 +119,7 @@ class Offload:
     # ---- a request's life ---------------------------------------------------------------------
 
     def on_arrival(self, req: "Request") -> RequestState:
-        hint = req.source.transfer
+        hint = req.source.part(TransferHint)
         only, wants_all = tier_wishes({} if hint is None else hint.data, self.stack.names)
         self._rows[req.request_id] = _Row([[] for _ in range(self._chunks.num_groups)])
         self.stack.open(req.request_id, wants_all=wants_all, only=only)

@@ -9,10 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from octavo.base.outputs import TransferOffer
 from octavo.base.types import FinishReason
 from octavo.features.transfer.control.lease import LeaseEnd, LeaseTable
-from octavo.features.transfer.disagg import ASK, Grant, Hint, LeaseEvent, LeaseNews, Save, prompt_digest
+from octavo.features.transfer.disagg import (
+    ASK,
+    Grant,
+    Hint,
+    LeaseEvent,
+    LeaseNews,
+    Save,
+    TransferHint,
+    TransferOffer,
+    prompt_digest,
+)
 from octavo.scheduler.seams import FinishHold
 
 if TYPE_CHECKING:
@@ -194,7 +203,7 @@ class Producer:
 
 
 def _asks(req: "Request") -> bool:
-    hint = req.source.transfer
+    hint = req.source.part(TransferHint)
     return hint is not None and bool(hint.data.get(ASK))
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from octavo.base.step import ResultPart, StepPlan
-from octavo.config.transfer import TransferConfig
 from octavo.features.transfer.address import (
     check_holds_one,
     chunk_bytes,
@@ -34,6 +33,7 @@ from octavo.features.transfer.data.regions import HostRegion, KVRegion, regions_
 from octavo.features.transfer.data.seal import Seal
 from octavo.features.transfer.data.tier_threads import TierThreads, check
 from octavo.features.transfer.data.worker_thread import Outbox, WorkerThread
+from octavo.features.transfer.options import TransferOptions
 from octavo.features.transfer.plan import (
     NO_BLOCK,
     Copy,
@@ -55,14 +55,15 @@ ROUNDS = 3  # of which the best counts: whatever else runs makes a copy slower, 
 CLOSE_S = 10.0  # how long a stop waits for what a tier is doing
 
 
-def make(config: TransferConfig, identity: Mapping[str, str]) -> tuple[DataPart, ...]:
+def make(options: TransferOptions, identity: Mapping[str, str]) -> tuple[DataPart, ...]:
     """The worker's halves of tiers, hand-over and connectors. Raises `ConfigError` for what cannot be."""
-    listener = PeerListener(None if config.listen is None else parse_listen(config.listen))
-    parts: list[DataPart] = [TransferAgent(config.tiers, identity, listener)] if config.tiers else []
-    if config.role is not None:
-        parts.append(DisaggAgent(config.role, config.transport, identity, listener, by_layer=config.by_layer))
+    listener = PeerListener(None if options.kv_listen is None else parse_listen(options.kv_listen))
+    parts: list[DataPart] = [TransferAgent(options.tiers, identity, listener)] if options.tiers else []
+    if options.kv_role is not None:
+        disagg = DisaggAgent(options.kv_role, options.kv_transport, identity, listener, by_layer=options.kv_by_layer)
+        parts.append(disagg)
     context = DataContext(identity=identity)
-    return (*parts, *(connector.data_part(context) for connector in load(config.connectors)))
+    return (*parts, *(connector.data_part(context) for connector in load(options.kv_connector or ())))
 
 
 class TransferAgent(NullDataPart):
