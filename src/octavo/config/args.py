@@ -14,7 +14,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -245,14 +245,18 @@ def given_from_flags(namespace: argparse.Namespace, sections: Mapping[str, type]
 
 
 def given_from_keywords(
-    keywords: Mapping[str, Any], sections: Mapping[str, type], env: Env, *, missing: Sequence[str] = ()
+    keywords: Mapping[str, Any],
+    sections: Mapping[str, type],
+    env: Env,
+    *,
+    missing: Callable[[], Sequence[str]] = tuple,
 ) -> Given:
     """What Python keywords, environment and file set together. `sections`: the engine's, and those of features.
-    `missing`: features that are not installed, whose options cannot be known."""
+    `missing` gives features that are not installed, whose options cannot be known."""
     known = options(sections)
     for name in keywords:
         if name not in known:
-            raise ConfigError(f"unknown option {name!r}{hint(repr(name), map(repr, known), missing)}")
+            raise ConfigError(f"unknown option {name!r}{hint(repr(name), map(repr, known), missing())}")
     return _merge(sections, "keyword", keywords, None, env)
 
 

@@ -8,7 +8,7 @@ Does not know: commands, or what options do.
 import argparse
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from octavo.config.args import Option, hint, options
@@ -23,8 +23,8 @@ class Parser(argparse.ArgumentParser):
     Owns: what argparse owns, and which features are missing.
     """
 
-    def __init__(self, *, missing: Sequence[str] = (), **settings: Any) -> None:
-        """`missing`: features that are not installed, whose options cannot be known."""
+    def __init__(self, *, missing: Callable[[], Sequence[str]] = tuple, **settings: Any) -> None:
+        """`missing` gives features that are not installed, whose options cannot be known."""
         super().__init__(formatter_class=_Help, **settings)
         self._missing = missing
 
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         if match:
             bad = match[1].split("=")[0]
             known = [s for a in self._actions for s in a.option_strings]
-            message = f"unknown option {bad}{hint(bad, known, self._missing).removesuffix('.')}"
+            message = f"unknown option {bad}{hint(bad, known, self._missing()).removesuffix('.')}"
         end = "" if message.endswith("?") else "."
         self.exit(2, f"{self.prog}: {message}{end} See '{self.prog} --help'.\n")
 

@@ -58,7 +58,7 @@ def _sentence(text: str) -> str:
 
 def _run(name: str, command: Command, args: list[str]) -> int:
     env = read_env()
-    parser = Parser(prog=f"octavo {name}", description=_sentence(command.help), missing=features.absent())
+    parser = Parser(prog=f"octavo {name}", description=_sentence(command.help), missing=features.absent)
     everything = _asks_for_all(args)
     add_arguments(parser, command, all_in_help=everything)
     parser.usage = _usage(parser)

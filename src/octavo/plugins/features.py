@@ -12,17 +12,17 @@ may join: what it does not do it inherits from `Feature` as a method that does n
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from octavo.base.errors import ConfigError
-from octavo.base.kvspec import KVLayout
-from octavo.base.outputs import OutputPart
-from octavo.base.requests import RequestPart
 from octavo.config.args import ENGINE_SECTIONS, SERVER_SECTIONS
 from octavo.config.schema import CacheConfig, EngineConfig
 from octavo.plugins.registry import Registry
+
+if TYPE_CHECKING:  # a command's help is shown without them
+    from octavo.base.kvspec import KVLayout
+    from octavo.base.outputs import OutputPart
+    from octavo.base.requests import RequestPart
 
 FEATURES: Final = {
     "transfer": "octavo.features.transfer.feature:FEATURE",
@@ -38,7 +38,7 @@ class ControlContext:
     `measured` is what `Feature.measure` gave.
     """
 
-    layout: KVLayout
+    layout: "KVLayout"
     hash_block_size: int
     blocks_of: Callable[[str], tuple[tuple[int, ...], ...]]
     clock: Callable[[], float]
@@ -84,18 +84,18 @@ class Feature:
         """The worker's halves, each a `worker.seams.DataPart`. Raises `ConfigError`."""
         return ()
 
-    def request(self, value: Any, options: Any, num_answers: int) -> RequestPart | None:
+    def request(self, value: Any, options: Any, num_answers: int) -> "RequestPart | None":
         """What the engine is told of a request's `request_field`, checked. `options` is None where nobody gave any.
 
         Raises `ClientError`.
         """
         return None
 
-    def response(self, parts: Sequence[OutputPart]) -> Mapping[str, Any] | None:
+    def response(self, parts: "Sequence[OutputPart]") -> Mapping[str, Any] | None:
         """What `request_field` of the answer is, from the parts that came with it."""
         return None
 
-    def notes(self, options: Any, layout: KVLayout, measured: Mapping[str, float]) -> tuple[str, ...]:
+    def notes(self, options: Any, layout: "KVLayout", measured: Mapping[str, float]) -> tuple[str, ...]:
         """What was asked for, in lines for the start's summary."""
         return ()
 
@@ -177,12 +177,16 @@ def check(config: EngineConfig) -> None:
         found.feature.check(found.options, config)
 
 
+def _as_given(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _with_options(given: Mapping[str, Any]) -> list[Active]:
     known = registry() if given else None
     found = []
     for name, options in given.items():
         feature = known.load(name)  # type: ignore[union-attr]
         if feature.options is not None and not isinstance(options, feature.options):  # from another process
-            options = msgspec.convert(options, feature.options)
+            options = feature.options(**{name: _as_given(value) for name, value in options.items()})
         found.append(Active(feature, options))
     return found

@@ -20,9 +20,9 @@ from octavo.base.errors import ClientError
 from octavo.base.outputs import OutputPart
 from octavo.base.requests import EngineRequest, RequestPart
 from octavo.base.step import PlanPart, ResultPart
+from octavo.features.transfer.options import FIELD
 from octavo.features.transfer.plan import JobReport
 
-FIELD: Final = "kv_transfer_params"  # of requests and answers
 ASK: Final = "do_remote_decode"  # in a request: keep this prompt's KV for somebody
 MOST_WORDS: Final = 64  # in what a hint says of its producer
 TAKE: Final = "do_remote_prefill"  # in a request: this prompt's KV is there
@@ -54,6 +54,12 @@ class TransferOffer(OutputPart, frozen=True):
     """Where a request's KV can be fetched, as its answer says it."""
 
     data: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def offered(parts: Sequence[OutputPart]) -> dict[str, Any] | None:
+    """Where a request's KV waits, of the parts that came with its answers; None when nothing was kept."""
+    offers = [part for part in parts if isinstance(part, TransferOffer)]
+    return offers[0].data if offers else None
 
 
 class Hint(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,27 +1,30 @@
 """Where KV beyond the device joins the engine: the one object that the table of features names.
 
-Promises: control and data halves are imported only when they are made; what cannot be is said in one sentence that
+Promises: what does the work is imported only when it is asked for; what cannot be is said in one sentence that
 names the option.
 Does not know: how any of it works.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from octavo.base.errors import ClientError, ConfigError
-from octavo.base.kvspec import KVLayout
-from octavo.base.outputs import OutputPart
+from octavo.base.errors import ConfigError
 from octavo.config.schema import EngineConfig
-from octavo.features.transfer.disagg import FIELD, TransferHint, TransferOffer
-from octavo.features.transfer.options import TransferOptions
+from octavo.features.transfer.options import FIELD, TransferOptions
 from octavo.plugins.features import ControlContext, DataContext, Feature
 from octavo.plugins.registry import load_target
+
+if TYPE_CHECKING:
+    from octavo.base.kvspec import KVLayout
+    from octavo.base.outputs import OutputPart
+    from octavo.base.requests import RequestPart
 
 CONTROL: Final = "octavo.features.transfer.control.parts:make"
 RESERVE: Final = "octavo.features.transfer.control.parts:host_bytes"
 NOTES: Final = "octavo.features.transfer.control.parts:describe"
 DATA: Final = "octavo.features.transfer.data.agent:make"
-REQUEST: Final = "octavo.features.transfer.wishes:check_params"
+REQUEST: Final = "octavo.features.transfer.wishes:request_part"
+RESPONSE: Final = "octavo.features.transfer.disagg:offered"
 SPEEDS: Final = "transfer.speeds"  # the call that the worker's half answers
 MAX_LEASE_S: Final = 86400  # consumers take no hint for longer
 _OF_DISAGG: Final = ("kv_transport", "kv_by_layer", "kv_advertise", "kv_allow", "kv_lease_s", "kv_load_failure")
@@ -76,33 +79,19 @@ class TransferFeature(Feature):
         parts: Sequence[Any] = load_target(DATA)(options, context.identity)
         return parts
 
-    def request(self, value: Any, options: TransferOptions | None, num_answers: int) -> TransferHint | None:
+    def request(self, value: Any, options: TransferOptions | None, num_answers: int) -> "RequestPart | None":
         """`kv_transfer_params`: keep KV, take it from somebody, or which tiers to use. What cannot be done here is a
         `ClientError` before anything runs (PDX-2, PDX-12)."""
-        params = {name: wish for name, wish in (value or {}).items() if wish is not None}
-        if not params:
-            return None
-        if options is None or not self.is_on(options):
-            if all(wish is False for wish in params.values()):  # nothing is asked for
-                return None
-            raise ClientError(
-                f"{FIELD}: this server moves no KV; start it with --kv-role, --kv-tier or --kv-connector", param=FIELD
-            )
-        load_target(REQUEST)(
-            params,
-            role=options.kv_role,
-            tiers=options.tiers,
-            has_connector=bool(options.kv_connector),
-            num_answers=num_answers,
-        )
-        return TransferHint(params)
+        on = options if options is not None and self.is_on(options) else None
+        part: RequestPart | None = load_target(REQUEST)(value, on, num_answers)
+        return part
 
-    def response(self, parts: Sequence[OutputPart]) -> Mapping[str, Any] | None:
+    def response(self, parts: "Sequence[OutputPart]") -> Mapping[str, Any] | None:
         """Where KV waits that a request asked to be kept: of its first answer that has any."""
-        offers = [part for part in parts if isinstance(part, TransferOffer)]
-        return offers[0].data if offers else None
+        found: Mapping[str, Any] | None = load_target(RESPONSE)(parts)
+        return found
 
-    def notes(self, options: TransferOptions, layout: KVLayout, measured: Mapping[str, float]) -> tuple[str, ...]:
+    def notes(self, options: TransferOptions, layout: "KVLayout", measured: Mapping[str, float]) -> tuple[str, ...]:
         """A line for each tier, and one for the role."""
         lines: tuple[str, ...] = load_target(NOTES)(options, layout, measured)
         return lines

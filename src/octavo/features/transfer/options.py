@@ -5,8 +5,11 @@ Does not know: what an address or a role means (see `address`, `disagg`).
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from octavo.config.schema import option
+
+FIELD: Final = "kv_transfer_params"  # of requests and answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,36 @@ from typing import Any, Final
 
 from octavo.base.errors import ClientError
 from octavo.features.transfer.address import CHUNK, HOST, REQUEST, parse_tiers
-from octavo.features.transfer.disagg import ASK, FIELD, TAKE, Hint, TransferRole, read_hint
+from octavo.features.transfer.disagg import ASK, TAKE, Hint, TransferHint, TransferRole, read_hint
+from octavo.features.transfer.options import FIELD, TransferOptions
 
 TIERS: Final = "tiers"
 POLICY: Final = "tier_policy"
 _HINT: Final = frozenset(Hint.__struct_fields__)
 _KNOWN: Final = (ASK, TAKE, TIERS, POLICY)
+
+
+def request_part(
+    value: Mapping[str, Any] | None, options: TransferOptions | None, num_answers: int
+) -> TransferHint | None:
+    """What the engine is told of a request's parameters. `options` is None where no KV moves. Raises `ClientError`."""
+    params = {name: wish for name, wish in (value or {}).items() if wish is not None}
+    if not params:
+        return None
+    if options is None:
+        if all(wish is False for wish in params.values()):  # nothing is asked for
+            return None
+        raise ClientError(
+            f"{FIELD}: this server moves no KV; start it with --kv-role, --kv-tier or --kv-connector", param=FIELD
+        )
+    check_params(
+        params,
+        role=options.kv_role,
+        tiers=options.tiers,
+        has_connector=bool(options.kv_connector),
+        num_answers=num_answers,
+    )
+    return TransferHint(params)
 
 
 def check_params(

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from octavo.base.errors import ClientError, ConfigError
 from octavo.features.transfer.address import parse_listen
 from octavo.features.transfer.disagg import (
-    FIELD,
     Hint,
     LeaseDrop,
     LeaseWatch,
@@ -25,6 +24,7 @@ from octavo.features.transfer.disagg import (
     good_tokens,
     read_hint,
 )
+from octavo.features.transfer.options import FIELD
 from octavo.features.transfer.plan import JobReport
 from octavo.kvcache.policies import NULL_BLOCK
 from octavo.scheduler.seams import FinishHold, Match, Readiness, Retry
