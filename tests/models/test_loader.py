@@ -1,6 +1,7 @@
 """A loaded model is complete and right, or loading says in one sentence what is wrong (EXE-21, LOAD-01, REQ-18)."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -409,8 +410,10 @@ _PEAK = """
 def test_weights_are_never_in_memory_twice(tmp_path: Path, quant: str | None, dtype: str) -> None:
     """QNT-5: the peak is what was packed and one linear layer; so is that of a second start, and of keeping the file.
 
-    Mapped pages of the file count too, though the kernel could take them back.
+    Mapped pages of the file count too, though the kernel could take them back. What the C library keeps of freed
+    buffers does not: up to 64 MiB of them, as many as it comes to by its own rule, so that it is told to keep 1 MiB.
     """
+    returning = {**os.environ, "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6, "vocab_size": 2048}
     path = tiny_llama(tmp_path / "m", **sizes)
     if quant is not None:
@@ -418,9 +421,9 @@ def test_weights_are_never_in_memory_twice(tmp_path: Path, quant: str | None, dt
     largest = 2 * 4096 * 1024 * 4  # gate and up, as float32
     for start in ("first", "second"):
         command = [sys.executable, "-c", textwrap.dedent(_PEAK), str(path), dtype, str(tmp_path / "packed")]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=returning)
         peak, with_writing, weights, packed = done.stdout.split()
         assert packed == str(start == "second")
         assert int(weights) > (200 << 20 if dtype == "float32" else 100 << 20)
         for what in (peak, with_writing):
-            assert int(what) < int(weights) + largest + (40 << 20), f"{int(what) >> 20} of {int(weights) >> 20} MiB"
+            assert int(what) < int(weights) + largest + (16 << 20), f"{int(what) >> 20} of {int(weights) >> 20} MiB"

@@ -83,7 +83,7 @@ class Witness(threading.Thread):
 
 
 class Probe(threading.Thread):
-    """Asks for a server's health ten times a second.
+    """Asks for a server's health ten times a second, and once more when it is ended.
 
     Owns: what it was told, with the time.
     """
@@ -95,14 +95,19 @@ class Probe(threading.Thread):
 
     def run(self) -> None:
         with httpx.Client(base_url=self.url, timeout=2.0) as client:
-            while not self._ended.wait(0.1):
-                try:
-                    status = client.get(self.path).status_code
-                except httpx.TimeoutException:
-                    status = 504
-                except httpx.HTTPError:
-                    status = 0  # nobody is there any more
-                self.told.append((time.monotonic(), status))
+            ended = False
+            while not ended:
+                ended = self._ended.wait(0.1)
+                self._look(client)
+
+    def _look(self, client: httpx.Client) -> None:
+        try:
+            status = client.get(self.path).status_code
+        except httpx.TimeoutException:
+            status = 504
+        except httpx.HTTPError:
+            status = 0  # nobody is there any more
+        self.told.append((time.monotonic(), status))
 
     def since(self, began_s: float, limit_s: float, *, green: bool = False) -> float:
         """Seconds until health was red (or green) after this moment."""
