@@ -12,7 +12,7 @@ from octavo.kvcache.policies import (
     FullAttention,
     PolicyRegistry,
     SlidingWindow,
-    builtin_policies,
+    block_policies,
     longest_common_hit,
 )
 from tests.kvcache.driver import full, window
@@ -39,7 +39,7 @@ def hashes(count: int) -> list[BlockHash]:
 
 @given(SPECS, st.integers(0, 80))
 def test_a_block_expires_when_no_later_query_sees_it(spec: KVSpec, computed: int) -> None:
-    policy = builtin_policies().policy(spec)
+    policy = block_policies().policy(spec)
     later = set().union(
         *(needed_blocks(spec, n) for n in range(computed, 110)), range(computed // spec.block_size, 110)
     )
@@ -48,7 +48,7 @@ def test_a_block_expires_when_no_later_query_sees_it(spec: KVSpec, computed: int
 
 @given(SPECS, st.integers(0, 80))
 def test_the_next_expiry_is_told_exactly(spec: KVSpec, computed: int) -> None:
-    policy = builtin_policies().policy(spec)
+    policy = block_policies().policy(spec)
     stop = policy.expired(computed).stop
     at = policy.expires_at(stop)
     assert at > computed
@@ -59,7 +59,7 @@ def test_the_next_expiry_is_told_exactly(spec: KVSpec, computed: int) -> None:
 
 @given(SPECS, st.integers(1, 80), st.integers(1, 20))
 def test_no_request_ever_holds_more_than_most_blocks(spec: KVSpec, num_tokens: int, max_batched: int) -> None:
-    policy = builtin_policies().policy(spec)
+    policy = block_policies().policy(spec)
     most = policy.most_blocks(num_tokens, max_batched)
     for computed in range(num_tokens):
         total = min(num_tokens, computed + max_batched)
@@ -68,7 +68,7 @@ def test_no_request_ever_holds_more_than_most_blocks(spec: KVSpec, num_tokens: i
 
 @given(SPECS, st.lists(st.booleans(), max_size=24))
 def test_longest_hit_is_the_oracles(spec: KVSpec, cached: list[bool]) -> None:
-    policy = builtin_policies().policy(spec)
+    policy = block_policies().policy(spec)
     chain = hashes(len(cached))
     blocks = {h: i + 1 for i, h in enumerate(chain) if cached[i]}
     found = policy.longest_hit(chain, blocks.get)
@@ -91,7 +91,7 @@ def test_SCH_26_the_common_hit_is_the_longest_that_all_groups_can_go_on_from(dat
     if data.draw(st.booleans()):  # mostly cached: long hits
         cached = [set(chain) - c for c in cached]
     strides = [s.block_size // 2 for s in specs]
-    policies: list[BlockPolicy] = [builtin_policies().policy(s) for s in specs]
+    policies: list[BlockPolicy] = [block_policies().policy(s) for s in specs]
 
     def find(h: BlockHash, group: int) -> int | None:
         return 1 + int.from_bytes(h, "big") if h in cached[group] else None
@@ -115,14 +115,14 @@ class DerivedSpec(SlidingWindowSpec):
 
 def test_REQ_16_a_derived_spec_inherits_its_parents_policy() -> None:
     spec = DerivedSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype="float32", window=8)
-    assert isinstance(builtin_policies().policy(spec), SlidingWindow)
+    assert isinstance(block_policies().policy(spec), SlidingWindow)
 
 
 def test_REQ_16_a_plugin_registers_its_own_and_the_nearest_ancestor_wins() -> None:
     class Mine(FullAttention):
         """A plugin's policy."""
 
-    registry = builtin_policies()
+    registry = block_policies()
     registry.register(DerivedSpec, Mine)
     spec = DerivedSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype="float32", window=8)
     assert isinstance(registry.policy(spec), Mine)
@@ -134,13 +134,13 @@ def test_REQ_16_an_unregistered_spec_is_refused_at_start_up() -> None:
     with pytest.raises(
         ValueError, match=r"no block policy is registered for KVSpec.*FullAttentionSpec, SlidingWindowSpec"
     ):
-        builtin_policies().check([full(), odd])
+        block_policies().check([full(), odd])
     with pytest.raises(ValueError, match="none"):
         PolicyRegistry().policy(full())
 
 
 def test_an_impossible_window_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        builtin_policies().policy(window(0))
+        block_policies().policy(window(0))
     with pytest.raises(ValueError, match="SlidingWindowSpec"):
         SlidingWindow(FullAttentionSpec(block_size=4, num_kv_heads=1, head_dim=8, dtype="float32"))

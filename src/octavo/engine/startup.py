@@ -12,7 +12,7 @@ from functools import partial
 from math import ceil
 
 from octavo.base.errors import ConfigError
-from octavo.base.kvspec import KVLayout
+from octavo.base.kvspec import KVLayout, KVSpec
 from octavo.base.phases import Enter, Phases
 from octavo.config.architectures import PLUGIN_GROUP
 from octavo.config.facts import DeviceFacts, ModelFacts, read_model_facts
@@ -25,6 +25,7 @@ from octavo.kvcache.groups import FitReport, blocks_needed, fit_report, hash_blo
 from octavo.kvcache.hashing import make_hasher
 from octavo.kvcache.holders import Holders, TakeEvents
 from octavo.kvcache.manager import KVCacheManager
+from octavo.kvcache.policies import PolicyRegistry, block_policies
 from octavo.plugins import features
 from octavo.plugins.features import Active, ControlContext
 from octavo.plugins.registry import Registry, names_of
@@ -110,6 +111,8 @@ def build_core(
         asked = features.active(config.features)
         resolved = resolve(config, facts, _device_beside(asked, device), sources)
         worker = worker_config(resolved.config, facts, device, sample_vocab_size, plugins)
+        policies = block_policies(plugins)
+        _check_policies(policies, executor.describe(worker).specs)
         phases.enter("loading weights")
         loaded = executor.load(worker, progress)
         plan = worker.quantization
@@ -133,7 +136,7 @@ def build_core(
         progress(f"KV cache: {size_text(layout.total_bytes)} reserved; warm-up {phases.now().seconds:.1f} s")
         phases.enter("putting the engine together")
         measured = [each.feature.measure(each.options, executor.call, profile.prompt_tokens_per_s) for each in asked]
-        core = _assemble(resolved.config, layout, max_len, executor, parts, clock, asked, measured)
+        core = _assemble(resolved.config, layout, max_len, executor, parts, clock, asked, measured, policies)
         notes = [each.feature.notes(each.options, layout, found) for each, found in zip(asked, measured, strict=True)]
         report = _report(resolved, facts, device, loaded, layout, max_len, phases.seconds(), notes)
         return StartedCore(core=core, report=report)
@@ -252,6 +255,7 @@ def _assemble(
     clock: Callable[[], float],
     asked: Sequence[Active],
     measured: Sequence[Mapping[str, float]],
+    policies: PolicyRegistry,
 ) -> EngineCore:
     sched, batched = config.scheduler, _set(config.scheduler.max_num_batched_tokens)
     hasher = make_hasher(config.cache.prefix_hash)
@@ -264,6 +268,7 @@ def _assemble(
         max_model_len=max_len,
         max_batched_tokens=batched,
         record_events=config.cache.kv_events,
+        policies=policies,
     )
     depth = 2 if sched.async_scheduling else 1
     for each, found in zip(asked, measured, strict=True):
@@ -301,6 +306,14 @@ def _assemble(
     return EngineCore(
         scheduler, ResultApplier(scheduler), executor, depth=depth, take_events=_events(config, kv, parts)
     )
+
+
+def _check_policies(policies: PolicyRegistry, specs: Sequence[KVSpec]) -> None:
+    """Before weights are read: a kind of cache that nobody manages cannot be served (REQ-16)."""
+    try:
+        policies.check(specs)
+    except ValueError as error:
+        raise ConfigError(f"the model cannot be served: {error}.") from None
 
 
 def _introduce(parts: Sequence[ControlPart], executor: Executor) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from octavo.base.kvspec import KVLayout
 from octavo.kvcache.hashing import BlockHash, group_key
-from octavo.kvcache.policies import NULL_BLOCK, PolicyRegistry, builtin_policies, longest_common_hit
+from octavo.kvcache.policies import NULL_BLOCK, PolicyRegistry, block_policies, longest_common_hit
 from octavo.kvcache.pool import BlockPool, Taken
 from octavo.kvcache.prefix import CacheEvent, EventLog, NoEvents, PrefixIndex
 from octavo.kvcache.tables import LookupReason, PrefixHit, Reservation, Tables, split_by
@@ -87,7 +87,7 @@ class KVCacheManager:
         policies: PolicyRegistry | None = None,
     ) -> None:
         """Raises `ValueError` for a spec without policy, or a block size that hashes cannot be joined to."""
-        registry = builtin_policies() if policies is None else policies
+        registry = block_policies() if policies is None else policies
         self._policies = tuple(registry.policy(g.spec) for g in layout.groups)
         for policy in self._policies:
             if policy.block_size % hasher_block_size:

@@ -5,11 +5,13 @@ Does not know: the pool, requests, or which block has which hash (it is given a 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from octavo.base.kvspec import FullAttentionSpec, KVSpec, SlidingWindowSpec
 from octavo.kvcache.hashing import BlockHash
+from octavo.plugins.registry import Registry
 
+PLUGIN_GROUP: Final = "octavo.block_policies"  # entry points: a spec class's name, and what makes its policy
 NULL_BLOCK = 0
 NEVER = 1 << 62  # tokens: a count that no request reaches
 
@@ -135,25 +137,34 @@ PolicyFactory = Callable[[KVSpec], BlockPolicy]
 class PolicyRegistry:
     """Spec class to policy, looked up along the spec class's own ancestors (REQ-16).
 
+    `named` are those of installed packages, by the name of the spec's class; they win over what is registered for the
+    same class, and one is imported when a model has such a spec.
+
     Owns: the registered factories.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, named: Registry[PolicyFactory] | None = None) -> None:
         self._factories: dict[type[KVSpec], PolicyFactory] = {}
+        self._named: Registry[PolicyFactory] = Registry("block policy") if named is None else named
 
     def register(self, spec_class: type[KVSpec], factory: PolicyFactory) -> None:
         """Serve `spec_class` and what derives from it; replaces an earlier registration of the same class."""
         self._factories[spec_class] = factory
 
     def policy(self, spec: KVSpec) -> BlockPolicy:
-        """The policy for `spec`; raises `ValueError` when neither its class nor an ancestor is registered."""
+        """The policy for `spec`; raises `ValueError` when neither its class nor an ancestor is registered.
+
+        Raises `ConfigError` for a package's policy that cannot be imported.
+        """
         for ancestor in type(spec).__mro__:
-            factory = self._factories.get(ancestor)
+            name = ancestor.__name__
+            factory = self._named.load(name) if name in self._named else self._factories.get(ancestor)
             if factory is not None:
                 return factory(spec)
-        known = ", ".join(sorted(c.__name__ for c in self._factories)) or "none"
+        known = ", ".join(sorted({*(c.__name__ for c in self._factories), *self._named.names()})) or "none"
         raise ValueError(
-            f"no block policy is registered for {type(spec).__name__}; register one for it or derive it from: {known}"
+            f"no block policy is registered for {type(spec).__name__}; register one for it (entry points of "
+            f"{PLUGIN_GROUP}, by the name of the class) or derive it from: {known}"
         )
 
     def check(self, specs: Sequence[KVSpec]) -> None:
@@ -162,9 +173,11 @@ class PolicyRegistry:
             self.policy(spec)
 
 
-def builtin_policies() -> PolicyRegistry:
-    """A new registry with what Octavo brings."""
-    registry = PolicyRegistry()
+def block_policies(plugins: tuple[str, ...] | None = ()) -> PolicyRegistry:
+    """A new registry with what Octavo brings, and what installed packages do; `plugins` are those in use, None: all."""
+    named: Registry[PolicyFactory] = Registry("block policy")
+    named.discover(PLUGIN_GROUP, plugins)
+    registry = PolicyRegistry(named)
     registry.register(FullAttentionSpec, FullAttention)
     registry.register(SlidingWindowSpec, SlidingWindow)
     return registry

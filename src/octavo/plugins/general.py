@@ -19,6 +19,8 @@ GROUPS: Final = {
     "octavo.platforms": "devices",
     "octavo.attention_backends": "attention backends, found when a model is built",
     "octavo.models": "architectures, found when a model is built",
+    "octavo.block_policies": "what a kind of cache keeps and may forget, found when a model has that kind",
+    "octavo.features": "what joins the engine with options of its own",
 }
 Names = Sequence[str]
 
