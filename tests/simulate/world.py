@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from octavo.base.kvspec import FullAttentionSpec, KVGroup, KVLayout, KVSpec, LayerPlace, SlidingWindowSpec
 from octavo.base.outputs import EngineOutputs, RequestDelta
 from octavo.base.params import SamplingParams
-from octavo.base.requests import EngineRequest
+from octavo.base.requests import EngineRequest, RequestPart
 from octavo.base.step import StepPlan
 from octavo.base.types import FinishReason
 from octavo.kvcache.hashing import make_hasher
@@ -144,7 +144,7 @@ class World:
 
     # ---- what happens -----------------------------------------------------------------------
 
-    def add(self, prompt: tuple[int, ...], *, parent_id: str | None = None, sample_index: int = 0, priority: int = 0, eos: bool = True, **params: object) -> str:  # fmt: skip
+    def add(self, prompt: tuple[int, ...], *, parent_id: str | None = None, sample_index: int = 0, priority: int = 0, eos: bool = True, parts: tuple[RequestPart, ...] = (), **params: object) -> str:  # fmt: skip
         """A request arrives; its id."""
         request_id = f"r{len(self.told)}"
         request = EngineRequest(
@@ -156,6 +156,7 @@ class World:
             sample_index=sample_index,
             priority=priority,
             arrival_s=self.clock(),
+            parts=parts,
         )
         self.told[request_id] = Told(request, self.steps)
         self.scheduler.add(request)
