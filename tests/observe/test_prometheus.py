@@ -56,7 +56,7 @@ def test_values_are_those_of_the_book() -> None:
         ("octavo_requests_finished_total", "reason=length"): 1, ("octavo_requests_finished_total", "reason=stop"): 0,
         ("octavo_inter_token_seconds_count", ""): 2, ("octavo_inter_token_seconds_bucket", "le=0.025"): 1,
         ("octavo_inter_token_seconds_bucket", "le=+Inf"): 2, ("octavo_queue_seconds_sum", ""): 0.25,
-        ("octavo_feature_figure", "feature=spec,figure=accepted"): 4, ("octavo_step_tokens_sum", ""): 64,
+        ("octavo_feature_metric", "feature=spec,metric=accepted"): 4, ("octavo_step_tokens_sum", ""): 64,
     }  # fmt: skip
     assert {key: got[key] for key in want} == want
 
@@ -72,7 +72,7 @@ def test_figures_of_several_things_have_a_metric_each_with_the_thing_as_a_label(
     assert got["octavo_kv_tier_hits_total", "tier=host"] == 0
     assert got["octavo_kv_tier_hits_total", f"tier={names[1]}"] == 1
     assert got["octavo_kv_tier_jobs", "tier=host"] == 3
-    assert got["octavo_feature_figure", "feature=transfer,figure=plain"] == 5
+    assert got["octavo_feature_metric", "feature=transfer,metric=plain"] == 5
     kinds = {f.name: f.type for f in text_string_to_metric_families(text.render().decode())}
     assert kinds["octavo_kv_tier_hits"] == "counter" and kinds["octavo_kv_tier_jobs"] == "gauge"
 

@@ -57,10 +57,10 @@ def hand_over(prefill: Live, decode: Live, prompt: Any, **body: Any) -> dict[str
     return decode.complete(prompt, kv_transfer_params=prefill_only(prefill, prompt, **body), **body)
 
 
-def figures(server: Live, feature: str = "handover") -> dict[str, float]:
+def figures(server: Live, feature: str = "disaggregation") -> dict[str, float]:
     """A feature's figures in the server's metrics; 0 for those that were not told yet."""
     text = server.http.get("/metrics").text
-    pattern = rf'^octavo_feature_figure\{{.*?feature="{feature}".*?figure="([^"]*)".*?\}} (\S+)$'
+    pattern = rf'^octavo_feature_metric\{{.*?feature="{feature}".*?metric="([^"]*)".*?\}} (\S+)$'
     found = re.findall(pattern, text, re.MULTILINE)
     return defaultdict(float, {name: float(value) for name, value in found})
 

@@ -1,8 +1,8 @@
-"""The figures of `StatsLog` in Prometheus' text format (OPS-6).
+"""The metrics of `StatsLog` in Prometheus' text format (OPS-6).
 
 Promises: these names and labels are stable; every series carries `model` and `engine`. A scrape reads the
 book and nothing else, so it never waits for the engine.
-Does not know: HTTP, or how a figure came about.
+Does not know: HTTP, or how a value came about.
 
 | Metric | Kind | Means |
 |---|---|---|
@@ -31,9 +31,9 @@ Does not know: HTTP, or how a figure came about.
 | `octavo_request_output_tokens` | histogram | length of an answer |
 | `octavo_step_seconds` | histogram | one step of the engine |
 | `octavo_step_tokens` | histogram | tokens computed in one step |
-| `octavo_feature_figure{feature,figure}` | gauge | a feature's own figure (drafts, adapters, transfer) |
+| `octavo_feature_metric{feature,metric}` | gauge | a metric of a feature, or of a part of one |
 
-A feature whose figures are of several things names them "what{label=thing}": `octavo_` and what, with that label; a
+A feature whose metrics are of several things names them "what{label=thing}": `octavo_` and what, with that label; a
 counter where what ends in `_total`. Its guide says what they mean.
 """
 
@@ -142,7 +142,7 @@ class PrometheusText:
 
     def _features(self) -> Iterator[Metric]:
         plain = GaugeMetricFamily(
-            "octavo_feature_figure", "A feature's own figure", labels=(*_LABELS, "feature", "figure")
+            "octavo_feature_metric", "A metric of a feature", labels=(*_LABELS, "feature", "metric")
         )
         labelled: dict[tuple[str, str], CounterMetricFamily | GaugeMetricFamily] = {}
         for feature, metrics in sorted(self._stats.snapshot.parts.items()):
@@ -153,7 +153,7 @@ class PrometheusText:
                     continue
                 label, _, thing = rest.removesuffix("}").partition("=")
                 if (what, label) not in labelled:
-                    text = f"A figure of the feature {feature}; see its guide"
+                    text = f"A metric of the feature {feature}; see its guide"
                     labelled[what, label] = _family(f"octavo_{what}", text, (*_LABELS, label))
                 labelled[what, label].add_metric((*self._labels, thing), value)
         yield plain

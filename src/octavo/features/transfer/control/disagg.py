@@ -42,7 +42,7 @@ class DisaggControl:
     clock: Callable[[], float]
     producer: Producer | None = None
     consumer: Consumer | None = None
-    name: str = field(default="handover", init=False)
+    name: str = field(default="disaggregation", init=False)
     _next_poll: float = field(default=0.0, init=False)
     _stalled_at: float | None = field(default=None, init=False)
 

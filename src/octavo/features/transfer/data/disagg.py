@@ -38,7 +38,7 @@ class DisaggAgent(NullDataPart):
     Owns: both ends of the transport, and fetches that wait for the next report.
     """
 
-    name = "handover"
+    name = "disaggregation"
 
     def __init__(
         self, role: str, transport: str, identity: Mapping[str, str], listener: PeerListener, *, by_layer: bool = False

@@ -98,7 +98,7 @@ class FileProducerTransport:
         self._shelf = shelf
         self._regions = regions
         self._events: Outbox[LeaseEvent] = Outbox()
-        self._writer = WorkerThread("octavo-kv-handover")
+        self._writer = WorkerThread("octavo-kv-disagg")
 
     def open(self, lease: str, blocks: Tables) -> None:
         self._writer.put(lambda: self._write(lease, blocks))
