@@ -223,7 +223,7 @@ def test_f66_what_changes_nothing_is_accepted_and_said_once() -> None:
     ("name", "value"),
     [("tensor_parallel_size", 2), ("tensor_parallel_size", True), ("trust_remote_code", True), ("tokenizer", "other"),
      ("cpu_offload_gb", 4), ("enable_chunked_prefill", False), ("disable_log_stats", False), ("task", "embed"),
-     ("enable_lora", True), ("distributed_executor_backend", "ray"), ("hf_overrides", {"a": 1})],
+     ("enable_lora", True), ("hf_overrides", {"a": 1})],
 )  # fmt: skip
 def test_f66_what_would_mean_something_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name}=.* is not possible: .+"):

@@ -1,11 +1,8 @@
 """A package brings a kind of cache, and what keeps its blocks (REQ-16)."""
 
 import json
-import os
-import subprocess
-import sys
 
-from tests.support import checkpoints
+from tests.support import checkpoints, plugin_package
 
 MODEL = """
 from dataclasses import dataclass, fields
@@ -31,27 +28,21 @@ class Toy(LlamaForCausalLM):
 """
 
 
+POLICY = {"octavo.block_policies": {"ToySpec": "toycache:ToyPolicy"}}
+
+
 def complete(tmp_path, entry_points, **env):
     """Run a model of an architecture that an installed package brings, with these entry points beside it."""
     path = checkpoints.tiny_llama(tmp_path / "model")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "architectures": ["ToyForCausalLM"]}))
-    (tmp_path / "toycache.py").write_text(MODEL)
-    info = tmp_path / "toycache-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toycache\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[octavo.models]\nToyForCausalLM = toycache:Toy\n{entry_points}")
-    base = {k: v for k, v in os.environ.items() if k != "OCTAVO_PLUGINS"}
-    where = os.pathsep.join([str(tmp_path), base.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-m", "octavo.entrypoints.cli", "complete", "x", "--model", str(path), "--max-tokens", "2",
-         "--num-threads", "1", "--no-multiprocessing"],
-        capture_output=True, text=True, timeout=90, env={**base, "PYTHONPATH": where, **env},
-    )  # fmt: skip
+    models = {"octavo.models": {"ToyForCausalLM": "toycache:Toy"}}
+    plugin_package.write(tmp_path, "toycache", MODEL, {**models, **entry_points})
+    return plugin_package.complete(tmp_path, path, "--no-multiprocessing", **env)
 
 
 def test_REQ_16_a_cache_that_nobody_manages_is_refused_before_weights_are_read(tmp_path):
-    done = complete(tmp_path, "")
+    done = complete(tmp_path, {})
     assert done.returncode == 1
     assert "no block policy is registered for ToySpec" in done.stderr.strip().splitlines()[-1]
     assert "octavo.block_policies" in done.stderr, "it says how one is registered"
@@ -59,20 +50,19 @@ def test_REQ_16_a_cache_that_nobody_manages_is_refused_before_weights_are_read(t
 
 
 def test_REQ_16_a_policy_comes_by_entry_point_and_only_where_its_package_is_in_use(tmp_path):
-    done = complete(tmp_path, "[octavo.block_policies]\nToySpec = toycache:ToyPolicy\n")
+    done = complete(tmp_path, POLICY)
     assert done.returncode == 0, done.stderr
     assert "ToyPolicy for ToySpec" in done.stdout
 
 
 def test_PLG_2_a_policy_that_was_not_selected_is_not_used(tmp_path):
-    policies = "[octavo.block_policies]\nToySpec = toycache:ToyPolicy\n"
-    done = complete(tmp_path, policies, OCTAVO_PLUGINS="ToyForCausalLM")
+    done = complete(tmp_path, POLICY, OCTAVO_PLUGINS="ToyForCausalLM")
     assert done.returncode == 1
     assert "no block policy is registered for ToySpec" in done.stderr
 
 
 def test_REQ_16_a_policy_that_cannot_be_imported_says_so(tmp_path):
-    done = complete(tmp_path, "[octavo.block_policies]\nToySpec = nowhere:ToyPolicy\n")
+    done = complete(tmp_path, {"octavo.block_policies": {"ToySpec": "nowhere:ToyPolicy"}})
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert "block policy 'ToySpec' (nowhere:ToyPolicy, from toycache) could not be loaded" in last

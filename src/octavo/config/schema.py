@@ -152,6 +152,11 @@ class DeviceConfig:
     """Where and how it computes."""
 
     device: str = option("auto", "Device to run on: auto, cpu, cuda, or one that a plugin brings.", value="NAME")
+    distributed_executor_backend: str = option(
+        "uni",
+        "What runs the worker: uni (a thread of the engine's process), or one that a plugin brings.",
+        value="NAME",
+    )
     num_threads: int | None = option(None, "Compute threads; the cores this process may use when not given.", unit="threads")  # fmt: skip
     attention_backend: str | None = option(
         None, "Attention backend by name; the first that fits when not given.", value="NAME"

@@ -28,7 +28,7 @@ from octavo.engine.dump import HangDump
 from octavo.engine.heartbeat import HEARTBEAT_S
 from octavo.engine.loop import EngineLoop
 from octavo.engine.messages import Boot, Bye, Down, Entered, Failed, Log, Ready, Up
-from octavo.engine.startup import build_core, executors
+from octavo.engine.startup import build_core, executor_class
 from octavo.observe.log import configure_logging
 from octavo.plugins.general import load_general, load_required
 from octavo.plugins.registry import load_target
@@ -129,7 +129,7 @@ def main() -> int:
     leave_interrupts()
     with suppress(Exception):  # slow, so it is done while the parent reads the model's files; told by `build_core`
         load_target("octavo.platforms.lean:import_torch")()
-        executors().load("uni")
+        executor_class()
     if not (data := _read_boot()):
         return 0  # the parent is gone, or has no use for us
     boot = msgspec.msgpack.decode(data, type=Boot)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
+from typing import Final
 
 from octavo.base.errors import ConfigError
 from octavo.base.kvspec import KVLayout, KVSpec
@@ -18,7 +19,7 @@ from octavo.config.architectures import PLUGIN_GROUP
 from octavo.config.facts import DeviceFacts, ModelFacts, read_model_facts
 from octavo.config.quantization import NONE, plan_quantization
 from octavo.config.resolve import Resolved, resolve
-from octavo.config.schema import EngineConfig
+from octavo.config.schema import DeviceConfig, EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.executor.api import Executor, LoadReport, ProfileReport, WorkerConfig
 from octavo.kvcache.groups import FitReport, blocks_needed, fit_report, hash_block_size, longest_context, plan_layout
@@ -40,11 +41,20 @@ HANDSHAKE = "handshake"  # the call that every worker answers
 MIN_CONTEXT = 16  # tokens; a shorter context is an error of memory, not a setting
 
 
-def executors() -> Registry[Callable[..., Executor]]:
-    """Executors by name (EXE-2)."""
-    registry: Registry[Callable[..., Executor]] = Registry("executor")
-    registry.register("uni", "octavo.executor.uniproc:UniprocExecutor")
-    return registry
+EXECUTORS: Final = {"uni": "octavo.executor.uniproc:UniprocExecutor"}
+EXECUTOR_GROUP: Final = "octavo.executors"  # entry points of packages that bring more
+
+
+def executor_class(name: str = "uni", plugins: tuple[str, ...] | None = ()) -> Callable[..., Executor]:
+    """An executor by name, imported (EXE-2). Raises `ConfigError` for a name that is unknown or cannot be imported."""
+    registry: Registry[Callable[..., Executor]] = Registry("executor", EXECUTORS)
+    registry.discover(EXECUTOR_GROUP, plugins)
+    return registry.load(name)
+
+
+def make_executor(config: DeviceConfig, plugins: tuple[str, ...] | None) -> Executor:
+    """The executor that the options name, for the device that they name; nothing is loaded yet."""
+    return executor_class(config.distributed_executor_backend, plugins)(config.device, plugins=plugins)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +113,7 @@ def build_core(
         raise ConfigError("no model was given; name a folder, a GGUF file or a model to pull.")
     phases = Phases("configuration", tell=enter)
     facts = read_model_facts(config.model.model, more=partial(names_of, PLUGIN_GROUP, plugins))
-    executor = executor or executors().load("uni")(config.device.device, plugins=plugins)
+    executor = executor or make_executor(config.device, plugins)
     try:
         phases.enter("looking at the device")
         device = executor.probe()

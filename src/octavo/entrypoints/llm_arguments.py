@@ -46,7 +46,6 @@ FOREIGN: Final[Mapping[str, Foreign]] = {
     "tensor_parallel_size": Foreign(_is(1), _ONE_DEVICE),
     "pipeline_parallel_size": Foreign(_is(1), _ONE_DEVICE),
     "data_parallel_size": Foreign(_is(1), _ONE_DEVICE),
-    "distributed_executor_backend": Foreign(_is("uni"), _ONE_DEVICE),
     "worker_use_ray": Foreign(_is(False), _ONE_DEVICE),
     "cpu_offload_gb": Foreign(_nothing, "weights stay on the device; take a smaller model or quantization"),
     "enable_chunked_prefill": Foreign(_is(True), "long prompts are always computed in pieces; raise max_num_batched_tokens for larger ones"),

@@ -10,7 +10,7 @@ from importlib import metadata
 
 from octavo import __version__
 from octavo.base.errors import OctavoError
-from octavo.engine.startup import executors
+from octavo.engine.startup import executor_class
 from octavo.entrypoints.commands.arguments import Call
 
 PACKAGES = (
@@ -43,7 +43,7 @@ def _version(name: str) -> str:
 
 
 def _device() -> list[str]:
-    executor = executors().load("uni")()
+    executor = executor_class()()
     try:
         facts = executor.probe()
     except OctavoError as error:

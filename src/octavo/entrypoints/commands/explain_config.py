@@ -15,7 +15,7 @@ from octavo.config.facts import read_model_facts
 from octavo.config.names import EMBEDDED_NAME
 from octavo.config.pull import pull_model
 from octavo.config.resolve import resolve
-from octavo.engine.startup import executors, size_text
+from octavo.engine.startup import make_executor, size_text
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress
 from octavo.plugins import features
@@ -28,7 +28,7 @@ def run(call: Call) -> int:
     config = engine_config(call.given)
     path = pull_model(config.model.model or EMBEDDED_NAME, call.env, progress())
     plugins = with_required(call.env.plugins, config.plugins.require_plugin)
-    executor = executors().load("uni")(config.device.device, plugins=plugins)
+    executor = make_executor(config.device, plugins)
     try:
         device = executor.probe()
     finally:

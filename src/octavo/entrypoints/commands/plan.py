@@ -20,7 +20,7 @@ from octavo.config.names import EMBEDDED_NAME
 from octavo.config.pull import pull_model
 from octavo.config.resolve import Resolved, resolve
 from octavo.config.schema import EngineConfig
-from octavo.engine.startup import decide_layout, executors, size_text, worker_config
+from octavo.engine.startup import decide_layout, make_executor, size_text, worker_config
 from octavo.entrypoints.commands.arguments import Call, UsageError
 from octavo.entrypoints.commands.console import progress
 from octavo.executor.api import LoadReport, ProfileReport
@@ -41,7 +41,7 @@ def run(call: Call) -> int:
     facts = read_model_facts(str(path), more=partial(names_of, PLUGIN_GROUP, call.env.plugins))
     features.check(config)
     plugins = with_required(call.env.plugins, config.plugins.require_plugin)
-    executor = executors().load("uni")(config.device.device, plugins=plugins)
+    executor = make_executor(config.device, plugins)
     try:
         device = _device(executor.probe(), call.arguments.memory)
         resolved = resolve(config, facts, device, call.given.sources)
