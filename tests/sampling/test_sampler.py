@@ -10,6 +10,7 @@ import torch
 
 from octavo.base.params import SamplingParams
 from octavo.sampling.choice import make_sampler
+from octavo.sampling.processors import Processors
 from octavo.sampling.sampler import NOT_FINITE, NOTHING_LEFT, Mask, SampledTokens, Sampler
 from octavo.sampling.state import SamplingRows, SamplingState
 from tests.support import sampling_twin as twin
@@ -18,14 +19,15 @@ VOCAB, LIMIT, MAX_LEN = 40, 37, 64
 
 
 class Silent:
-    """A processor that changes nothing and notes the rows it was given."""
+    """A processor that changes nothing and notes the rows it was given: those of every `each`-th slot."""
 
-    def __init__(self, keeps_argmax: bool) -> None:
+    def __init__(self, keeps_argmax: bool, each: int = 1) -> None:
         self.keeps_argmax = keeps_argmax
+        self.each = each
         self.seen: list[list[int]] = []
 
-    def enter(self, slot: int, request_id: str) -> None:
-        return None
+    def enter(self, slot: int, request_id: str, params: SamplingParams) -> bool:
+        return slot % self.each == 0
 
     def leave(self, slot: int) -> None:
         return None
@@ -44,8 +46,9 @@ class Bench:
         self.rows = rows
         self.slots = np.array(slots or list(range(len(rows))), dtype=np.int32)
         # a processor that keeps the argmax needs all rows at once, as an accelerator does
-        processors = (Silent(True),) if kind == "together" else ()
-        self.sampler = make_sampler(vocab_limit=limit, processors=processors, native=kind == "native")
+        given = {"together": (Silent(True),), "split": (Silent(False, each=2), Silent(True, each=3))}.get(kind, ())
+        processors = Processors(given)
+        self.sampler = make_sampler(vocab_limit=limit, processors=processors, native=kind in ("native", "split"))
         self.state = SamplingState(
             max_num_seqs=max(self.slots) + 1,
             vocab_limit=limit,
@@ -63,6 +66,7 @@ class Bench:
                 eos_token_ids=row.eos,
                 bad_words_ids=row.bad_words,
             )
+            processors.enter(slot, f"r{slot}", row.params)
             known = row.prompt + row.output
             self.tokens[slot, : len(known)] = known
 
@@ -73,10 +77,10 @@ class Bench:
         return self.sampler.sample(logits, rows, masks)
 
 
-@pytest.fixture(params=["row by row", "together", "native"])
+@pytest.fixture(params=["row by row", "together", "native", "split"])
 def bench(request: pytest.FixtureRequest) -> Callable[..., Bench]:
     """Makes a bench with each kind of sampler."""
-    if request.param == "native":
+    if request.param in ("native", "split"):
         pytest.importorskip("octavo.ops.native", exc_type=ImportError)
     return partial(Bench, kind=request.param)
 
@@ -286,6 +290,78 @@ def test_processors_run_before_greedy_or_on_drawn_rows_only() -> None:
     """OUT-5."""
     one = Bench([plain([0.0] * VOCAB, temperature=t, seed=1) for t in (0.0, 1.0)])
     before, after = Silent(False), Silent(True)
-    one.sampler = Sampler(vocab_limit=LIMIT, processors=(before, after))
+    processors = Processors((before, after))
+    one.sampler = Sampler(vocab_limit=LIMIT, processors=processors)
+    for slot, row in enumerate(one.rows):
+        processors.enter(slot, "r", row.params)
     one.sample()
     assert before.seen == [[0, 1]] and after.seen == [[1]]
+
+
+class Odd(Silent):
+    """Raises, or forbids all but one token, for every second slot."""
+
+    def __init__(self, keeps_argmax: bool, only: int | None) -> None:
+        super().__init__(keeps_argmax, each=2)
+        self.only = only
+
+    def apply(self, logits: torch.Tensor, rows: SamplingRows, index: np.ndarray) -> None:
+        super().apply(logits, rows, index)
+        if self.only is None:
+            logits.fill_(torch.nan)
+            raise LookupError("the moon is full")
+        logits[:, : self.only] = -torch.inf
+        logits[:, self.only + 1 :] = -torch.inf
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("keeps_argmax", [True, False])
+def test_a_processor_changes_the_rows_that_it_said_yes_to_and_no_other(native: bool, keeps_argmax: bool) -> None:
+    """OUT-5: text and log-probabilities of the others are what they are without it."""
+    rng = np.random.default_rng(3)
+    rows = [plain(rng.normal(0, 2, VOCAB).tolist(), temperature=t, seed=i, logprobs=i % 4) for i, t in enumerate((1.0, 1.0, 0.7, 0.0, 1.5, 2.0))]  # fmt: skip
+    without, one = Bench(rows, kind="native" if native else "row by row"), Bench(rows)
+    processors = Processors((Odd(keeps_argmax, only=5),))
+    one.sampler = make_sampler(vocab_limit=LIMIT, processors=processors, native=native)
+    for slot, row in enumerate(rows):
+        processors.enter(slot, "r", row.params)
+    one.state = without.state
+    want, got = without.sample(), one.sample()
+    assert got.tokens[::2].tolist() == [5, 5, 5] and got.tokens[1::2].tolist() == want.tokens[1::2].tolist()
+    assert not got.errors and got.logprobs is not None and want.logprobs is not None
+    assert np.array_equal(got.logprobs.width, want.logprobs.width)
+    for row in (1, 3, 5):
+        width = want.logprobs.width[row]
+        assert np.array_equal(got.logprobs.token_ids[row, :width], want.logprobs.token_ids[row, :width])
+        assert np.allclose(got.logprobs.logprobs[row, :width], want.logprobs.logprobs[row, :width], atol=1e-5)
+    for slot in range(0, 6, 2):
+        processors.leave(slot)
+    assert one.sample().tokens.tolist() == want.tokens.tolist(), "nobody uses it any more"
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("keeps_argmax", [True, False])
+def test_what_a_processor_raises_ends_its_own_rows(native: bool, keeps_argmax: bool) -> None:
+    """OUT-5: the others go on, with the tokens that they would have had."""
+    rows = [plain([0.0, 1.0, 2.0, *[0.0] * (VOCAB - 3)], temperature=1.0, seed=i) for i in range(4)]
+    without, one = Bench(rows, kind="native" if native else "row by row"), Bench(rows)
+    processors = Processors((Odd(keeps_argmax, only=None),))
+    one.sampler = make_sampler(vocab_limit=LIMIT, processors=processors, native=native)
+    for slot, row in enumerate(rows):
+        processors.enter(slot, "r", row.params)
+    one.state = without.state
+    got = one.sample()
+    assert sorted(error.row for error in got.errors) == [0, 2]
+    assert {error.message for error in got.errors} == {"logits processor Odd failed: LookupError('the moon is full')"}
+    assert got.tokens[1::2].tolist() == without.sample().tokens[1::2].tolist()
+
+
+def test_a_mask_that_is_no_bitmask_reaches_both_kinds_of_rows() -> None:
+    """OUT-12: a mask is of the whole batch, whoever samples its rows."""
+    rows = [plain([0.0] * VOCAB, temperature=0.0) for _ in range(4)]
+
+    def forbid(x: torch.Tensor) -> None:
+        for row in range(4):
+            x[row, : row + 1] = -torch.inf
+
+    assert Bench(rows, kind="split").sample(masks=(forbid,)).tokens.tolist() == [1, 2, 3, 4]

@@ -183,6 +183,7 @@ class PluginConfig:
     """Installed packages that extend the engine; OCTAVO_PLUGINS selects them."""
 
     require_plugin: tuple[str, ...] | None = option(None, "Plugin of any group without which the start fails; may be repeated.", kind="list", value="NAME")  # fmt: skip
+    logits_processors: tuple[str, ...] | None = option(None, "Class that changes logits before a token is chosen, as module:Class, besides those of installed packages; may be repeated.", kind="list", several=True, value="MODULE:CLASS")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

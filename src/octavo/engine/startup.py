@@ -183,6 +183,7 @@ def worker_config(
         sample_vocab_size=sample_vocab_size,
         logprobs_mode=config.model.logprobs_mode,
         kernels=config.device.kernels,
+        logits_processors=config.plugins.logits_processors or (),
         features=config.features,
     )
 

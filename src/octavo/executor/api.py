@@ -36,6 +36,7 @@ class WorkerConfig:
     sample_vocab_size: int | None = None  # ids from here on are never sampled; None: the model's whole vocabulary
     logprobs_mode: str = "raw_logprobs"  # one of `sampling.logprobs.LogprobsMode`
     kv_cache_dtype: str = "auto"  # the type that is computed in; or "bfloat16", "fp8", "int8"
+    logits_processors: tuple[str, ...] = ()  # "module:Class" each, besides those that `plugins` bring
     kernels: str = "auto"  # or "reference", or a level of the native core
     features: Mapping[str, Any] = field(default_factory=dict)  # options of those that are asked for, by feature
 

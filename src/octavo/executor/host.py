@@ -30,6 +30,7 @@ from octavo.ops.kernels import choose as choose_kernels
 from octavo.platforms import api as platforms
 from octavo.plugins import features
 from octavo.sampling.logprobs import LogprobsMode
+from octavo.sampling.processors import LogitsProcessor, ProcessorContext, load_processors
 from octavo.worker.recorded import RecordedForward
 from octavo.worker.seams import DataPart, EagerForward, LateParts
 from octavo.worker.worker import Worker, WorkerLimits, WorkerSeams
@@ -71,9 +72,20 @@ def make_worker(config: WorkerConfig, parts: tuple[DataPart, ...] = ()) -> "Host
         config,
         facts,
         prober=lambda: probe(config.device, config.plugins),
-        seams=WorkerSeams(parts=parts, forward=forward),
+        seams=WorkerSeams(parts=parts, forward=forward, processors=_processors(config, facts)),
         kernels=kernels,
     )
+
+
+def _processors(config: WorkerConfig, device: DeviceFacts) -> tuple[LogitsProcessor, ...]:
+    """Custom stations of the sampler."""
+    vocab = config.facts.vocab_size
+    context = ProcessorContext(
+        vocab_size=min(vocab, config.sample_vocab_size or vocab),
+        max_num_seqs=config.max_num_seqs,
+        device=torch.device(device.kind),
+    )
+    return load_processors(config.logits_processors, config.plugins, context)
 
 
 def _feature_parts(config: WorkerConfig, facts: DeviceFacts, kernels: Kernels) -> tuple[DataPart, ...]:

@@ -20,6 +20,7 @@ GROUPS: Final = {
     "octavo.attention_backends": "attention backends, found when a model is built",
     "octavo.executors": "what runs the worker, by --distributed-executor-backend",
     "octavo.models": "architectures, found when a model is built",
+    "octavo.logits_processors": "change logits before a token is chosen, made when a worker is",
     "octavo.block_policies": "what a kind of cache keeps and may forget, found when a model has that kind",
     "octavo.features": "what joins the engine with options of its own",
 }

@@ -22,6 +22,10 @@ class TokenBitmask:
     def __init__(self, words: npt.NDArray[np.int32]) -> None:
         self.words = np.ascontiguousarray(words)
 
+    def take(self, index: npt.NDArray[np.int64]) -> "TokenBitmask":
+        """The mask of the rows `index`, in that order."""
+        return TokenBitmask(self.words[index])
+
     def __call__(self, logits: Tensor) -> None:
         """Forbid in place what is not allowed in logits [N, V]."""
         bits = np.unpackbits(self.words.view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[1]]

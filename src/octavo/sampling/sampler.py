@@ -23,6 +23,7 @@ from torch import Tensor
 from octavo.base.step import LogprobArrays, RowError
 from octavo.sampling import draw, penalties, truncation
 from octavo.sampling.logprobs import LogprobsMode, Scores, empty_lines, score
+from octavo.sampling.processors import Processors
 from octavo.sampling.rows import draw_row, possible_row
 from octavo.sampling.state import NativeCounts, SamplingMetadata, SamplingRows, no_counts
 
@@ -33,21 +34,6 @@ NOT_FINITE = "the model gave logits that are NaN or infinite for this request"
 NOTHING_LEFT = (
     "no token is left to choose from: allowed_token_ids, bad_words, min_tokens or the grammar forbid every one"
 )
-
-
-class LogitsProcessor(Protocol):
-    """A custom station (OUT-5). With `keeps_argmax` it runs at station 7, on scaled logits of drawn rows only."""
-
-    keeps_argmax: bool
-
-    def enter(self, slot: int, request_id: str) -> None:
-        """A request takes `slot`."""
-
-    def leave(self, slot: int) -> None:
-        """The slot's request is gone."""
-
-    def apply(self, logits: Tensor, rows: SamplingRows, index: npt.NDArray[np.int64]) -> None:
-        """Change float32 logits [n, V] in place; line j belongs to row `index[j]`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +68,13 @@ class Sampler:
         self,
         *,
         vocab_limit: int,
-        processors: Sequence[LogitsProcessor] = (),
+        processors: Processors | None = None,
         mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
     ) -> None:
         self._vocab_limit = vocab_limit
         self._mode = mode
         self.make_counts = no_counts
-        self._before = tuple(p for p in processors if not p.keeps_argmax)
-        self._after = tuple(p for p in processors if p.keeps_argmax)
+        self._processors = Processors() if processors is None else processors
 
     def sample(self, logits: Tensor, rows: SamplingRows, masks: Sequence[Mask] = ()) -> SampledTokens:
         """Choose one token for each row of `logits` [N, V], which may be overwritten."""
@@ -104,8 +89,9 @@ class Sampler:
         x = logits[:, : self._vocab_limit].float()
         for mask in masks:
             mask(x)
-        if not meta.plain or self._before:
-            self._edit(x, rows)
+        raised: tuple[RowError, ...] = ()
+        if not meta.plain or self._processors:
+            raised = self._edit(x, rows)
         tokens, peaks = _peaks(x)
         errors, failed = _failures(peaks)
         if failed.size:
@@ -114,10 +100,10 @@ class Sampler:
         if self._mode.processed and meta.scored.size:
             raw = self._possible(x, peaks, rows)
         if meta.drawn.size:
-            self._draw(x, peaks, rows, tokens)
+            raised += self._draw(x, peaks, rows, tokens)
         chosen = tokens.cpu().numpy()
         lines = None if raw is None else self._score(raw, meta, chosen)
-        return SampledTokens(tokens=chosen, logprobs=lines, errors=errors)
+        return SampledTokens(tokens=chosen, logprobs=lines, errors=_once(raised + errors))
 
     def score(self, logits: Tensor, chosen: npt.NDArray[np.int64], columns: int) -> Scores:
         """`logprobs.score` of tokens [N] that were not drawn."""
@@ -146,16 +132,15 @@ class Sampler:
             z = truncation.scaled(
                 out[line : line + 1], peaks[row : row + 1], torch.tensor([q["temperature"]]).to(x.device)
             )
-            for processor in self._after:
-                processor.apply(z, rows, np.asarray([row]))
+            self._processors.apply(z, rows, np.asarray([row]), keep_argmax=True)  # an error is told of when it draws
             left = possible_row(z[0].cpu().numpy(), int(q["top_k"]), q["top_p"], q["min_p"])
             out[line] = torch.from_numpy(left).to(x.device)
             if self._mode.as_logits:
                 out[line] += peaks[row] / float(q["temperature"])
         return out
 
-    def _edit(self, x: Tensor, rows: SamplingRows) -> None:
-        """Station 4."""
+    def _edit(self, x: Tensor, rows: SamplingRows) -> tuple[RowError, ...]:
+        """Station 4; the errors are of rows whose custom processor failed."""
         meta, positions = rows.metadata, rows.positions
         for row, ids in meta.allowed:
             penalties.allow_only(x, row, ids)
@@ -171,24 +156,25 @@ class Sampler:
             for row, counts in zip(at.tolist(), meta.counts, strict=True):
                 counts.update(rows.known(row), int(meta.params["num_prompt"][row]))
             penalties.penalize(x, at, meta.counts, p["repetition"], p["frequency"], p["presence"])
-        for processor in self._before:
-            processor.apply(x, rows, np.arange(x.shape[0]))
+        return self._processors.apply(x, rows, np.arange(x.shape[0]), keep_argmax=False)
 
-    def _draw(self, x: Tensor, peaks: Tensor, rows: SamplingRows, tokens: Tensor) -> None:
+    def _draw(self, x: Tensor, peaks: Tensor, rows: SamplingRows, tokens: Tensor) -> tuple[RowError, ...]:
         """Stations 6 to 10: overwrite `tokens` of the rows that are not greedy."""
         drawn = rows.metadata.drawn
         p = rows.metadata.params[drawn]
         uniforms = draw.uniforms(p["seed"], p["sample_index"], rows.positions[drawn])
-        if x.device.type == "cpu" and not self._after:
+        if x.device.type == "cpu" and not self._processors:
             host, tops = x.numpy(), peaks.numpy()
             for row, q, uniform in zip(drawn.tolist(), p, uniforms.tolist(), strict=True):
                 tokens[row] = draw_row(
                     host[row], tops[row], q["temperature"], int(q["top_k"]), q["top_p"], q["min_p"], uniform
                 )
-        else:
-            self._draw_together(x, peaks, rows, torch.from_numpy(uniforms), tokens)
+            return ()
+        return self._draw_together(x, peaks, rows, torch.from_numpy(uniforms), tokens)
 
-    def _draw_together(self, x: Tensor, peaks: Tensor, rows: SamplingRows, uniforms: Tensor, tokens: Tensor) -> None:
+    def _draw_together(
+        self, x: Tensor, peaks: Tensor, rows: SamplingRows, uniforms: Tensor, tokens: Tensor
+    ) -> tuple[RowError, ...]:
         """The same for all rows at once, on any device."""
         drawn = rows.metadata.drawn
         p = rows.metadata.params[drawn]
@@ -196,14 +182,22 @@ class Sampler:
         if len(drawn) < x.shape[0]:
             x, peaks = x.index_select(0, index), peaks.index_select(0, index)
         z = truncation.scaled(x, peaks, torch.from_numpy(p["temperature"].copy()).to(x.device))
-        for processor in self._after:
-            processor.apply(z, rows, drawn)
+        errors = self._processors.apply(z, rows, drawn, keep_argmax=True)
         uniforms = uniforms.to(x.device)
         for part in truncation.candidates(z, p["top_k"], p["top_p"], p["min_p"]):
             mine = torch.from_numpy(part.rows).to(x.device)
             column = draw.invert(part.weights, uniforms[mine])
             chosen = column if part.ids is None else part.ids.gather(1, column.unsqueeze(1)).squeeze(1)
             tokens[index[mine]] = chosen
+        return errors
+
+
+def _once(errors: tuple[RowError, ...]) -> tuple[RowError, ...]:
+    """The first error of each row, by row."""
+    if len(errors) < 2:
+        return errors
+    first = {error.row: error for error in reversed(errors)}
+    return tuple(first[row] for row in sorted(first))
 
 
 def _peaks(x: Tensor) -> tuple[Tensor, Tensor]:

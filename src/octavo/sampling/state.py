@@ -97,6 +97,11 @@ class SamplingMetadata:
         self.params = params
         self._live = tuple((row, r) for row, r in enumerate(rules) if r is not None)
 
+    def take(self, index: npt.NDArray[np.int64]) -> "SamplingMetadata":
+        """Those of the rows `index`, in that order."""
+        rules = dict(self._live)
+        return SamplingMetadata(self.slots[index], self.params[index], [rules.get(row) for row in index.tolist()])
+
     @cached_property
     def drawn(self) -> npt.NDArray[np.int64]:
         """Rows that are not greedy."""
@@ -174,6 +179,10 @@ class SamplingRows:
         """Index in the output of the token about to be chosen, by row."""
         positions: npt.NDArray[np.int64] = self.lengths - self.metadata.params["num_prompt"]
         return positions
+
+    def take(self, index: npt.NDArray[np.int64]) -> "SamplingRows":
+        """The rows `index`, in that order."""
+        return SamplingRows(metadata=self.metadata.take(index), token_ids=self.token_ids, lengths=self.lengths[index])
 
     def known(self, row: int) -> Tokens:
         """All tokens before the one about to be chosen."""

@@ -16,7 +16,8 @@ from torch import Tensor
 from octavo.base.step import Ints, LogprobArrays, NewRow, PromptLogprobs, Ragged, RowError
 from octavo.sampling.choice import make_sampler
 from octavo.sampling.logprobs import LogprobsMode, Scores, score_prompt
-from octavo.sampling.sampler import LogitsProcessor, Mask
+from octavo.sampling.processors import LogitsProcessor, Processors
+from octavo.sampling.sampler import Mask
 from octavo.sampling.state import SamplingRows, SamplingState
 from octavo.worker.batch import InputBatch, Longs
 from octavo.worker.seams import WorkerModel
@@ -38,7 +39,7 @@ class SampleChooser:
 
     `native` False: never with the native core, as for logits that are not in a CPU's memory.
 
-    Owns: the sampling state of the slots.
+    Owns: the sampling state of the slots, and who of them custom processors change.
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class SampleChooser:
         mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
         native: bool = True,
     ) -> None:
-        self._sampler = make_sampler(vocab_limit=vocab_limit, processors=processors, mode=mode, native=native)
+        self._processors = Processors(processors)
+        self._sampler = make_sampler(vocab_limit=vocab_limit, processors=self._processors, mode=mode, native=native)
         self._state = SamplingState(
             max_num_seqs=max_num_seqs,
             vocab_limit=vocab_limit,
             engine_seed=seed,
             make_counts=self._sampler.make_counts,
         )
-        self._processors = tuple(processors)
 
     def enter(self, row: NewRow) -> None:
         """A request takes a slot."""
@@ -71,14 +72,13 @@ class SampleChooser:
             eos_token_ids=row.eos_token_ids,
             bad_words_ids=row.bad_words_ids,
         )
-        for processor in self._processors:
-            processor.enter(row.slot, row.request_id)
+        if self._processors:
+            self._processors.enter(row.slot, row.request_id, row.sampling)
 
     def leave(self, slot: int) -> None:
         """The slot's request is gone."""
         self._state.leave(slot)
-        for processor in self._processors:
-            processor.leave(slot)
+        self._processors.leave(slot)
 
     def choose(
         self,

@@ -19,7 +19,7 @@ from octavo.base.params import SamplingParams
 from octavo.base.step import PlanPart, StepPlan, StepResult
 from octavo.config.facts import DeviceFacts, ModelFacts
 from octavo.sampling.logprobs import LogprobsMode
-from octavo.sampling.sampler import LogitsProcessor
+from octavo.sampling.processors import LogitsProcessor
 from octavo.worker import dummy
 from octavo.worker.batch import InputBatcher
 from octavo.worker.choose import SampleChooser
