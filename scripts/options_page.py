@@ -8,7 +8,7 @@ Does not know: what options do beyond their help text.
 import sys
 from pathlib import Path
 
-from octavo.config.args import ALL_SECTIONS, Option, options
+from octavo.config.args import SERVER_SECTIONS, Option, options
 from octavo.config.env import NAMES
 from octavo.plugins import features
 
@@ -34,7 +34,7 @@ def row(option: Option) -> str:
 def page() -> str:
     """The whole page."""
     parts = [START]
-    sections = {**ALL_SECTIONS, **features.sections()}
+    sections = {**SERVER_SECTIONS, **features.all_sections()}
     known = options(sections)
     for section, kind in sections.items():
         title = (kind.__doc__ or section).splitlines()[0].rstrip(".")

@@ -34,7 +34,7 @@ def test_the_engine_works_without_the_folder_of_features():
     assert done.returncode == 0, done.stderr
     tokens, error = done.stdout.strip().splitlines()
     assert tokens == "4"
-    assert error == "unknown option 'kv_tier'; it may be one of a feature that is not installed here: transfer"
+    assert error == "unknown option 'kv_tier'; it may be one of a feature that is not installed here: router, transfer"
 
 
 ROUTE = """
@@ -54,6 +54,4 @@ sys.exit(main(["route", "--plain", "http://127.0.0.1:1"]))
 def test_without_the_folder_of_features_the_router_says_that_it_is_not_there():
     done = subprocess.run([sys.executable, "-c", ROUTE], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr == (
-        "octavo: octavo route needs a part of Octavo that is not installed: No module named 'octavo.features'\n"
-    )
+    assert done.stderr == ("octavo: octavo route needs the feature 'router', which is not installed here.\n")

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.config.args import (  # fmt: skip
-    ALL_SECTIONS,
+    SERVER_SECTIONS,
     engine_config,
     given_from_flags,
     given_from_keywords,
@@ -17,7 +17,7 @@ from octavo.config.args import (  # fmt: skip
 )
 from octavo.config.env import read_env
 from octavo.config.flags import Parser, add_options
-from octavo.plugins.features import engine_sections, sections, server_sections
+from octavo.plugins.features import all_sections, engine_sections, server_sections
 
 
 def parse(*argv, environ=None):
@@ -26,9 +26,9 @@ def parse(*argv, environ=None):
     return given_from_flags(parser.parse_args(list(argv)), server_sections(), read_env(environ or {}))
 
 
-@pytest.mark.parametrize("name", list(options({**ALL_SECTIONS, **sections()})))
+@pytest.mark.parametrize("name", list(options({**SERVER_SECTIONS, **all_sections()})))
 def test_every_option_has_help_and_one_name_everywhere(name):
-    option = options({**ALL_SECTIONS, **sections()})[name]
+    option = options({**SERVER_SECTIONS, **all_sections()})[name]
     assert option.help.endswith(".")
     assert option.flag == "--" + name.replace("_", "-")
     assert option.variable == "OCTAVO_" + name.upper()
@@ -88,7 +88,15 @@ def test_a_misspelled_variable_or_key_is_an_error(tmp_path):
 @pytest.mark.parametrize("sections", [engine_sections(), server_sections(), {}], ids=["LLM", "serve", "pull"])
 def test_f65_a_variable_close_to_one_of_ours_is_an_error_at_every_door(variable, near, sections):
     with pytest.raises(ConfigError, match=f"{variable} is not an option of Octavo; did you mean {near}[?]"):
-        given_from_keywords({}, sections, read_env({variable: "5"}))
+        given_from_keywords({}, sections, read_env({variable: "5"}), others=all_sections)
+
+
+@pytest.mark.parametrize("sections", [engine_sections(), server_sections(), {}], ids=["LLM", "serve", "pull"])
+def test_f65_a_variable_of_another_command_is_no_mistake(sections):
+    """F65: one environment serves every command; what features bring counts too."""
+    env = {"OCTAVO_PORT": "81", "OCTAVO_KV_TIER": "host", "OCTAVO_PREFILL": "http://h:1", "OCTAVO_MAX_MODEL_LEN": "9"}
+    given = given_from_keywords({}, sections, read_env(env), others=all_sections)
+    assert given.notices == () and "prefill" not in given.values
 
 
 @pytest.mark.parametrize("sections", [engine_sections(), server_sections(), {}], ids=["LLM", "serve", "pull"])

@@ -2,11 +2,11 @@
 
 import pytest
 
-from octavo.config.args import ALL_SECTIONS, options, parse_size, shown_size
+from octavo.config.args import SERVER_SECTIONS, options, parse_size, shown_size
 from octavo.config.flags import WIDTH, Parser, add_options, value_name
-from octavo.plugins.features import sections, server_sections
+from octavo.plugins.features import all_sections, server_sections
 
-OPTIONS = options({**ALL_SECTIONS, **sections()})
+OPTIONS = options({**SERVER_SECTIONS, **all_sections()})
 
 
 def help_of(common=None):

@@ -10,8 +10,10 @@ import time
 import pytest
 
 from octavo.config.args import options
-from octavo.entrypoints.commands.arguments import BENCH, COMMANDS
+from octavo.entrypoints.commands.arguments import BENCH, commands, completed
 from tests.support import checkpoints
+
+COMMANDS = {name: completed(name, command) for name, command in commands().items()}
 
 
 def octavo(*args, timeout_s=60, **env):

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.config.args import ROUTER_SECTIONS, options
+from octavo.config.args import options
 from octavo.entrypoints import cli
+from octavo.plugins import features
 from octavo.plugins.features import engine_sections, server_sections
 from tests.support.checkpoints import tiny_llama
 
@@ -17,7 +18,7 @@ VALUES = [
     "file:///dev/null/x?size=1MiB", "hf://x", "owner/name@", "owner/name:",
 ]  # fmt: skip
 SECTIONS: Mapping[str, Mapping[str, type]] = {
-    "explain-config": server_sections(), "plan": engine_sections(), "route": ROUTER_SECTIONS, "complete": engine_sections(),
+    "explain-config": server_sections(), "plan": engine_sections(), "route": features.command("route").sections, "complete": engine_sections(),
 }  # fmt: skip
 OWN = {"plan": ("--memory", "--lengths"), "complete": ("--max-tokens", "--temperature", "--top-p")}
 ARGUMENTS = {
@@ -28,9 +29,9 @@ ARGUMENTS = {
 }
 
 
-def flags(command: str) -> list[str]:
-    found = [o.flag for o in options(SECTIONS[command]).values() if not isinstance(o.default, bool)]
-    return [*found, *OWN.get(command, ())]
+def flags(name: str) -> list[str]:
+    found = [o.flag for o in options(SECTIONS[name]).values() if not isinstance(o.default, bool)]
+    return [*found, *OWN.get(name, ())]
 
 
 def run(command: str, flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from octavo.base.errors import ConfigError
-from octavo.entrypoints.commands.http_life import stopping
 from octavo.entrypoints.commands.serve import bind
+from octavo.http.life import stopping
 from tests.support import checkpoints
 from tests.support.http_server import wait_until
 from tests.support.live import spawn

@@ -116,6 +116,24 @@ def test_an_engine_without_one_folder_starts_and_serves(folder):
     assert run(gone + imports) == ""
 
 
+ROUTE = """
+from octavo.entrypoints.cli import main
+sys.exit(main(["route", "--help"]))
+"""
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_command_whose_folder_is_gone_says_so_and_the_others_work(folder):
+    done = subprocess.run(
+        [sys.executable, "-c", GONE.replace("FOLDER", folder) + ROUTE], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (
+        (1, "octavo: octavo route needs the feature 'router', which is not installed here.\n")
+        if folder == "router"
+        else (0, "")
+    )
+
+
 def test_what_is_not_installed_is_said_and_a_broken_one_is_not_hidden():
     known = Registry(
         "feature", {"gone": "octavo.features.gone.feature:FEATURE", "transfer": features.FEATURES["transfer"]}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from octavo.entrypoints.http.sse import frame
+from octavo.http.sse import frame
 from octavo.kvcache.published import Note
 
 PATIENCE_S = 20.0

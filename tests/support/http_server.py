@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from octavo.entrypoints.http.connection import BoundedProtocol
+from octavo.http.connection import BoundedProtocol
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0

@@ -12,10 +12,11 @@ from typing import Any
 
 import httpx
 
-from octavo.config.schema import RouterConfig, ServerConfig
-from octavo.entrypoints.http.edge import random_id
-from octavo.entrypoints.http.route import Router
+from octavo.config.schema import ServerConfig
 from octavo.features.router.addresses import read_addresses
+from octavo.features.router.options import RouterOptions
+from octavo.features.router.server import Router
+from octavo.http.edge import random_id
 from tests.support.http_server import serve_app, wait_until
 
 QUICK = {"health_interval_s": 0.05, "health_timeout_s": 0.5, "connect_timeout_s": 1.0, "first_byte_timeout_s": 15.0}
@@ -77,7 +78,7 @@ def routed(
 ) -> Iterator[Routed]:
     """A router over these servers, which are anything with a `url`."""
     addresses = read_addresses(*([each.url for each in group] for group in (prefill, decode, plain)))
-    router = Router(addresses, RouterConfig(**{**QUICK, **config}), server or ServerConfig(), new_id=random_id)
+    router = Router(addresses, RouterOptions(**{**QUICK, **config}), server or ServerConfig(), new_id=random_id)
     with (
         serve_app(router.app, before=router.start, after=router.stop, grace_s=1) as url,
         httpx.Client(base_url=url, timeout=30.0, headers=headers) as http,

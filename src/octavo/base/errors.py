@@ -7,12 +7,13 @@
     │   └── ContextLengthError 400 with code context_length_exceeded
     └── ServerError            we are at fault, or the machine is
         ├── ConfigError        a setting is wrong or impossible; ends start-up
+        │   └── UsageError     of a command line: options that do not go together
         ├── LoadError          a model's files are missing, damaged or not supported
         ├── RequestFailed      one request failed inside the engine; the others go on
         └── EngineDead         the engine is gone; every open stream gets this
 
 Promises: a message names what is wrong, where, and what to do, in one sentence.
-Does not know: HTTP (see `entrypoints.http.errors`).
+Does not know: HTTP (see `http.errors`).
 """
 
 
@@ -62,6 +63,10 @@ class ServerError(OctavoError):
 
 class ConfigError(ServerError):
     """A setting is wrong, misspelled or impossible on this machine."""
+
+
+class UsageError(ConfigError):
+    """Options that do not go together: ends the command with the exit code of wrong usage."""
 
 
 class LoadError(ServerError):

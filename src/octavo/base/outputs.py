@@ -15,7 +15,7 @@ from octavo.base.types import FinishReason
 
 
 class OutputPart(msgspec.Struct, frozen=True, tag=True):
-    """One feature's share of a request's output (transfer parameters, pooled vectors)."""
+    """One feature's share of a request's output (where its KV waits, pooled vectors)."""
 
 
 if TYPE_CHECKING:

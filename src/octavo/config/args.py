@@ -32,7 +32,6 @@ from octavo.config.schema import (
     EngineConfig,
     ModelConfig,
     PluginConfig,
-    RouterConfig,
     SchedulerConfig,
     ServerConfig,
 )
@@ -45,8 +44,8 @@ ENGINE_SECTIONS: dict[str, type] = {
     "plugins": PluginConfig,
 }
 SERVER_SECTIONS: dict[str, type] = {**ENGINE_SECTIONS, "server": ServerConfig}
-ROUTER_SECTIONS: dict[str, type] = {"router": RouterConfig, "server": ServerConfig}
-ALL_SECTIONS: dict[str, type] = {**SERVER_SECTIONS, **ROUTER_SECTIONS}
+
+Sections = Callable[[], Mapping[str, type]]
 
 MAX_WAIT_S = 86_400.0 * 365  # longer waits overflow in the event loop's clock
 MIN_KEEP_ALIVE_S = 0.01  # a shorter silence would be nothing but comments; no other wait is shorter either
@@ -233,15 +232,20 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def given_from_flags(namespace: argparse.Namespace, sections: Mapping[str, type], env: Env) -> Given:
-    """What flags, environment and file set together. `sections`: the engine's, and those of features."""
+def given_from_flags(
+    namespace: argparse.Namespace, sections: Mapping[str, type], env: Env, others: Sections = dict
+) -> Given:
+    """What flags, environment and file set together.
+
+    `sections` are those that the command takes; `others` gives those of other commands, whose variables are no mistake.
+    """
     flags = {k[4:]: v for k, v in vars(namespace).items() if k.startswith("opt_")}
     positional = getattr(namespace, "model_positional", None)
     if positional is not None:
         if "model" in flags and flags["model"] != positional:
             raise ConfigError(f"the model is given twice: {positional!r} and --model {flags['model']!r}; keep one.")
         flags["model"] = positional
-    return _merge(sections, "flag", flags, getattr(namespace, "config", None), env)
+    return _merge(sections, "flag", flags, getattr(namespace, "config", None), env, others)
 
 
 def given_from_keywords(
@@ -249,24 +253,32 @@ def given_from_keywords(
     sections: Mapping[str, type],
     env: Env,
     *,
+    others: Sections = dict,
     missing: Callable[[], Sequence[str]] = tuple,
 ) -> Given:
-    """What Python keywords, environment and file set together. `sections`: the engine's, and those of features.
+    """What Python keywords, environment and file set together. `sections` and `others` as in `given_from_flags`;
     `missing` gives features that are not installed, whose options cannot be known."""
     known = options(sections)
     for name in keywords:
         if name not in known:
             raise ConfigError(f"unknown option {name!r}{hint(repr(name), map(repr, known), missing())}")
-    return _merge(sections, "keyword", keywords, None, env)
+    return _merge(sections, "keyword", keywords, None, env, others)
 
 
-def _merge(sections: Mapping[str, type], top: str, top_values: Mapping[str, Any], file: str | None, env: Env) -> Given:
+def _merge(
+    sections: Mapping[str, type],
+    top: str,
+    top_values: Mapping[str, Any],
+    file: str | None,
+    env: Env,
+    others: Sections,
+) -> Given:
     known = options(sections)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     path = file or env.config_file
     layers: list[tuple[str, Mapping[str, Any]]] = [("file", read_yaml(path, known) if path else {})]
-    from_environment, notices = _environment(known, sections, env)
+    from_environment, notices = _environment(known, sections, env, others)
     layers.append(("environment", from_environment))
     layers.append((top, top_values))
     for source, layer in layers:
@@ -284,7 +296,7 @@ def _of_features(sections: Mapping[str, type], values: Mapping[str, Any]) -> dic
     """The options of features, by feature; of those only that were given any."""
     found = {}
     for name, kind in sections.items():
-        if name in ALL_SECTIONS:
+        if name in SERVER_SECTIONS:
             continue
         own = {f.name: values[f.name] for f in dataclasses.fields(kind) if f.name in values}
         if own:
@@ -293,7 +305,7 @@ def _of_features(sections: Mapping[str, type], values: Mapping[str, Any]) -> dic
 
 
 def _environment(
-    known: Mapping[str, Option], sections: Mapping[str, type], env: Env
+    known: Mapping[str, Option], sections: Mapping[str, type], env: Env, others: Sections
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Options that the environment sets, and sentences about variables of our prefix that are no option.
 
@@ -301,7 +313,9 @@ def _environment(
     """
     by_variable = {opt.variable: name for name, opt in known.items()}
     found, foreign = {}, []
-    every = {o.variable for o in options({**ALL_SECTIONS, **sections}).values()}
+    every: set[str] = set()
+    if not env.options.keys() <= by_variable.keys():  # most often there is nothing to look up
+        every = {o.variable for o in options({**SERVER_SECTIONS, **others(), **sections}).values()}
     for variable, value in env.options.items():
         if value.startswith(SERVICE_LINK):  # Kubernetes sets OCTAVO_PORT so for a service of that name
             foreign.append(variable)
@@ -413,21 +427,4 @@ def server_config(given: Given) -> ServerConfig:
             f"--stream-keep-alive-s must be in {MIN_KEEP_ALIVE_S:g}..{MAX_WAIT_S:.0f} seconds, "
             f"got {config.stream_keep_alive_s:g}."
         )
-    return config
-
-
-def router_config(given: Given) -> RouterConfig:
-    """The router's part of what was given; raises `ConfigError` for a number out of range."""
-    config = _section(RouterConfig, given)
-    for name in ("min_prefill_tokens", "load_weight"):
-        if getattr(config, name) < 0:
-            raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(config, name)}.")
-    if config.health_failures < 1:
-        raise ConfigError(f"--health-failures must be at least 1, got {config.health_failures}.")
-    for name in ("health_interval_s", "health_timeout_s", "connect_timeout_s", "first_byte_timeout_s"):
-        if not MIN_KEEP_ALIVE_S <= getattr(config, name) <= MAX_WAIT_S:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} must be in {MIN_KEEP_ALIVE_S:g}..{MAX_WAIT_S:.0f} seconds, "
-                f"got {getattr(config, name):g}."
-            )
     return config

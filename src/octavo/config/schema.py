@@ -204,34 +204,6 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig:
-    """The router (octavo route): which servers stand behind it, and how one of them is chosen."""
-
-    prefill: tuple[str, ...] | None = option(
-        None, "Address of a server that computes prompts (its --kv-role is producer or both), such as http://10.0.0.1:8000; may be repeated.",
-        kind="list", several=True, value="ADDRESS"
-    )  # fmt: skip
-    decode: tuple[str, ...] | None = option(
-        None, "Address of a server that takes over after the prompt (its --kv-role is consumer or both); may be repeated.",
-        kind="list", several=True, value="ADDRESS"
-    )  # fmt: skip
-    plain: tuple[str, ...] | None = option(
-        None,
-        "Address of a server that answers whole requests; may be repeated.",
-        kind="list",
-        several=True,
-        value="ADDRESS",
-    )
-    min_prefill_tokens: int = option(64, "Shorter prompts, by an estimate, are not worth a hand-over and go whole to one server.", unit="tokens")  # fmt: skip
-    load_weight: int = option(256, "How many prompt tokens found in a server's cache outweigh one more request under way there.", unit="tokens")  # fmt: skip
-    health_interval_s: float = option(1.0, "Time between two checks of a server.", unit="seconds")
-    health_timeout_s: float = option(2.0, "How long a check waits for its answer.", unit="seconds")
-    health_failures: int = option(2, "Checks in a row that fail until a server's running answers are given up.", unit="checks")  # fmt: skip
-    connect_timeout_s: float = option(2.0, "How long a connection to a server may take.", unit="seconds")
-    first_byte_timeout_s: float = option(600.0, "How long a server may take until its answer begins; then another is asked.", unit="seconds")  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The root: seen where an engine is put together, or its plan explained, and by no component."""
 

@@ -5,19 +5,20 @@ with 1, and the last line says what to do.
 Does not know: what commands do.
 """
 
+import argparse
 import io
 import itertools
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from octavo import __version__
-from octavo.base.errors import ClientError, ConfigError, OctavoError
-from octavo.config.args import given_from_flags, nearest
-from octavo.config.env import read_env
+from octavo.base.errors import ClientError, ConfigError, OctavoError, UsageError
+from octavo.config.args import Given, given_from_flags, nearest
+from octavo.config.env import Env, read_env
 from octavo.config.flags import Parser
-from octavo.entrypoints.commands.arguments import COMMANDS, Call, Command, UsageError, add_arguments, sections_of
+from octavo.entrypoints.commands.arguments import Call, Command, add_arguments, commands, completed, sections_of
 from octavo.plugins import features
 from octavo.plugins.registry import Registry
 
@@ -33,20 +34,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args and args[0] in ("-V", "--version", "version"):
         _print(f"octavo {__version__}")
         return 0
-    return _choose("", "An engine for LLM inference and serving.", COMMANDS, args)
+    return _choose("", "An engine for LLM inference and serving.", commands(), args)
 
 
-def _choose(prefix: str, about: str, commands: Mapping[str, Command], args: list[str]) -> int:
+def _choose(prefix: str, about: str, known: Mapping[str, Command], args: list[str]) -> int:
     """Find the command among these, or among its parts, and run it."""
     if not args or args[0] in ("-h", "--help", "--help-all", "help"):
-        _print(_help(prefix, about, commands))
+        _print(_help(prefix, about, known))
         return 0 if args else EXIT_USAGE
     name = args[0]
-    if name not in commands:
-        near = nearest(name, commands)
-        hint = f"; did you mean '{prefix}{near}'?" if near else f"; commands are {', '.join(commands)}."
+    if name not in known:
+        near = nearest(name, known)
+        hint = f"; did you mean '{prefix}{near}'?" if near else f"; commands are {', '.join(known)}."
         return _fail(f"unknown command '{prefix}{name}'{hint}", EXIT_USAGE)
-    command = commands[name]
+    command = known[name]
     if command.parts:
         return _choose(f"{prefix}{name} ", _sentence(command.help), command.parts, args[1:])
     return _run(f"{prefix}{name}", command, args[1:])
@@ -58,6 +59,10 @@ def _sentence(text: str) -> str:
 
 def _run(name: str, command: Command, args: list[str]) -> int:
     env = read_env()
+    try:
+        command = completed(name, command)
+    except ConfigError as error:
+        return _fail(f"{error}.", EXIT_FAILED, debug=env.debug)
     parser = Parser(prog=f"octavo {name}", description=_sentence(command.help), missing=features.absent)
     everything = _asks_for_all(args)
     add_arguments(parser, command, all_in_help=everything)
@@ -67,15 +72,15 @@ def _run(name: str, command: Command, args: list[str]) -> int:
         return 0
     namespace = parser.parse_args(args)
     try:
-        call = Call(arguments=namespace, given=given_from_flags(namespace, sections_of(command), env), env=env)
+        call = Call(arguments=namespace, given=_given(namespace, command, env), env=env)
     except ConfigError as error:
         return _fail(str(error), EXIT_USAGE)
     for notice in call.given.notices:
         sys.stderr.write(f"octavo: warning: {notice}\n")
     try:
-        registry: Registry[Callable[[Call], int]] = Registry("command")
+        registry: Registry[Callable[[Any], int]] = Registry("command")
         registry.register(name, command.run)
-        return registry.load(name)(call)
+        return registry.load(name)(call.given if command.of_feature else call)
     except UsageError as error:
         return _fail(str(error), EXIT_USAGE, debug=env.debug)
     except (OctavoError, ClientError) as error:
@@ -91,6 +96,11 @@ def _run(name: str, command: Command, args: list[str]) -> int:
         return _fail(text, EXIT_FAILED, debug=env.debug)
 
 
+def _given(namespace: argparse.Namespace, command: Command, env: Env) -> Given:
+    """The options that were set; a variable of another command's option is no mistake."""
+    return given_from_flags(namespace, sections_of(command), env, features.all_sections)
+
+
 def _asks_for_all(args: Sequence[str]) -> bool:
     """True for --help-all and --help all."""
     asked = ("-h", "--help")
@@ -104,11 +114,11 @@ def _usage(parser: Parser) -> str:
     return f"{parser.prog} {formatter.format_help().strip()} [OPTIONS]".replace("  ", " ")
 
 
-def _help(prefix: str, about: str, commands: Mapping[str, Command]) -> str:
-    width = max(map(len, commands)) + 2
+def _help(prefix: str, about: str, known: Mapping[str, Command]) -> str:
+    width = max(map(len, known)) + 2
     what = "COMMAND [OPTIONS]" if prefix else "COMMAND [MODEL] [OPTIONS]"
     lines = [f"usage: octavo {prefix}{what}", "", about, "", "Commands:"]
-    lines += [f"  {name:<{width}}{command.help}" for name, command in commands.items()]
+    lines += [f"  {name:<{width}}{command.help}" for name, command in known.items()]
     lines += ["", f"'octavo {prefix}COMMAND --help' shows a command's options; 'octavo --version' the version."]
     return "\n".join(lines)
 

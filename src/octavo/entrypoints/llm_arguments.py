@@ -49,7 +49,7 @@ FOREIGN: Final[Mapping[str, Foreign]] = {
     "worker_use_ray": Foreign(_is(False), _ONE_DEVICE),
     "cpu_offload_gb": Foreign(_nothing, "weights stay on the device; take a smaller model or quantization"),
     "enable_chunked_prefill": Foreign(_is(True), "long prompts are always computed in pieces; raise max_num_batched_tokens for larger ones"),
-    "preemption_mode": Foreign(_is("recompute"), "what is preempted is computed again, or comes back from a kv_tier"),
+    "preemption_mode": Foreign(_is("recompute"), "what is preempted is computed again, or comes back from where its KV went"),
     "tokenizer_mode": Foreign(_is("auto"), _SAME),
     "skip_tokenizer_init": Foreign(_is(False), "the tokenizer is always loaded"),
     "tokenizer": Foreign(_is(), _SAME),

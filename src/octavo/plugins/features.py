@@ -25,7 +25,11 @@ if TYPE_CHECKING:  # a command's help is shown without them
     from octavo.base.requests import RequestPart
 
 FEATURES: Final = {
+    "router": "octavo.features.router.feature:FEATURE",
     "transfer": "octavo.features.transfer.feature:FEATURE",
+}
+COMMANDS: Final = {  # that features bring: the feature, and the line of help, which is shown without importing it
+    "route": ("router", "serve one address in front of many servers"),
 }
 GROUP: Final = "octavo.features"
 
@@ -53,11 +57,22 @@ class DataContext:
     identity: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureCommand:
+    """A command of the command line: where it runs ("module:function", given a `config.args.Given`, gives the exit code),
+    the option sections that it takes, and the options that its help shows where not all are asked for."""
+
+    run: str
+    sections: Mapping[str, type]
+    common: tuple[str, ...] = ()
+
+
 class Feature:
     """One feature. Subclasses override the places where it joins; `name` is that of its options' section, too."""
 
     name: ClassVar[str]
     options: ClassVar[type | None] = None
+    command: ClassVar[FeatureCommand | None] = None  # of the name that `COMMANDS` has for it
     request_field: ClassVar[str | None] = None  # of requests and answers, that it reads and writes
     request_help: ClassVar[str] = ""  # what the API's description says of it
 
@@ -145,6 +160,25 @@ def absent(known: "Registry[Feature] | None" = None) -> tuple[str, ...]:
 def sections() -> dict[str, type]:
     """The option sections of all features, by name."""
     return {name: found.options for name, found in present().items() if found.options is not None}
+
+
+def all_sections() -> dict[str, type]:
+    """The option sections of all features, those of their commands included."""
+    found = sections()
+    for feature in present().values():
+        if feature.command is not None:
+            found.update(feature.command.sections)
+    return found
+
+
+def command(name: str) -> FeatureCommand:
+    """What a feature brings for one of `COMMANDS`. Raises `ConfigError` where the feature is not here."""
+    feature = COMMANDS[name][0]
+    if feature in absent():
+        raise ConfigError(f"octavo {name} needs the feature {feature!r}, which is not installed here")
+    found = registry().load(feature).command
+    assert found is not None, f"{feature} is named in COMMANDS"
+    return found
 
 
 def engine_sections() -> dict[str, type]:

@@ -236,7 +236,9 @@ def open_offline(
     """
     env = env or read_env()
     progress = _each_warning_once(progress or _warnings_only)
-    given = given_from_keywords(options, features.engine_sections(), env, missing=features.absent)
+    given = given_from_keywords(
+        options, features.engine_sections(), env, others=features.all_sections, missing=features.absent
+    )
     for notice in given.notices:
         progress(f"{WARNING}{notice}")
     with process_ahead(given.values.get("multiprocessing", False)) as process:

@@ -46,7 +46,7 @@ class DataPart(Protocol):
         """KV memory exists now."""
 
     def handshake(self) -> Mapping[str, Any]:
-        """What the other side of a transfer needs to know of this one (layout, types, identity), in plain values; it
+        """What another engine needs to know of this one (layout, types, identity), in plain values; it
         reaches this feature's control half before the first request."""
 
     def enter(self, row: NewRow) -> None:

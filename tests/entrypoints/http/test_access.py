@@ -12,7 +12,7 @@ from tests.entrypoints.http.toy_server import Served, toy_server
 from tests.support.http_server import wait_until
 from tests.support.routed import routed
 
-LOGGER = "octavo.entrypoints.http.access"
+LOGGER = "octavo.http.access"
 SECRETS = ("sk-secret", "what only the user knows", "q=hidden")
 
 

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from octavo.config.schema import ServerConfig
-from octavo.entrypoints.http import body, connection
-from octavo.entrypoints.http.connection import MAX_HEAD_BYTES, MAX_HEADERS
+from octavo.http import body, connection
+from octavo.http.connection import MAX_HEAD_BYTES, MAX_HEADERS
 from tests.entrypoints.http.toy import endless
 from tests.entrypoints.http.toy_server import Served, toy_server
 from tests.support.routed import routed

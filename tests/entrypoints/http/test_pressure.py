@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from octavo.base.errors import ClientError
 from octavo.config.schema import ServerConfig
-from octavo.entrypoints.http.body import parse_object
-from octavo.entrypoints.http.json_text import AT_ONCE, MAX_DEPTH, MAX_GROUPS, MAX_VALUES, _Reader, parse
 from octavo.entrypoints.http.schemas import MOST_CHARS, MOST_ENTRIES
+from octavo.http.body import parse_object
+from octavo.http.json_text import AT_ONCE, MAX_DEPTH, MAX_GROUPS, MAX_VALUES, _Reader, parse
 from tests.entrypoints.http.events import check_error
 from tests.entrypoints.http.toy import endless
 from tests.entrypoints.http.toy_server import Served, toy_server
@@ -145,7 +145,7 @@ def test_more_values_than_a_request_can_need_are_refused(monkeypatch: pytest.Mon
     assert len(parse("[" + "[]," * (MAX_GROUPS - 2) + "{}]")) == MAX_GROUPS - 1
     with pytest.raises(ClientError, match=f"more than {MAX_GROUPS} lists and objects"):
         parse("[" + "[]," * (MAX_GROUPS - 2) + "{},{}]")
-    monkeypatch.setattr("octavo.entrypoints.http.json_text.MAX_VALUES", 50_000)
+    monkeypatch.setattr("octavo.http.json_text.MAX_VALUES", 50_000)
     for value in ("[]", '{"a":1}', '"a"'):
         with pytest.raises(ClientError, match="50000"):
             parse("[" + f"{value}," * 50_000 + "1]")

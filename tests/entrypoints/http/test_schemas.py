@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
+from tests.entrypoints.http.test_body import json_values
 
 from octavo.base.errors import ClientError
 from octavo.base.outputs import Logprob
 from octavo.base.params import SamplingParams
 from octavo.base.types import OutputKind
-from octavo.entrypoints.http.edge import Keyring, clean_id
 from octavo.entrypoints.http.fields import read_fields
 from octavo.entrypoints.http.logprobs import Bytes, Pieces, chat_logprobs, completion_logprobs, finite
 from octavo.entrypoints.http.prompts import split_prompts
 from octavo.entrypoints.http.sampling import _COPIED, chat_params, completion_params
 from octavo.entrypoints.http.schemas import NOT_SERVED, ChatRequest, CompletionRequest, GenerateRequest
+from octavo.http.edge import Keyring, clean_id
 from octavo.outputs.detokenizer import Detokenizer
-from tests.entrypoints.http.test_body import json_values
 from tests.entrypoints.http.toy import ToyTokenizer
 
 NOTHING: dict[str, list] = {  # values that ask for what is done anyway, field by field; null is one everywhere

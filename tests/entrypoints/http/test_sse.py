@@ -15,9 +15,9 @@ import pytest
 
 from octavo.base.errors import RequestFailed
 from octavo.config.schema import ServerConfig
-from octavo.entrypoints.http.errors import ClientGone, ErrorBody, ErrorDetail, ServerStopping
-from octavo.entrypoints.http.gate import Gate
-from octavo.entrypoints.http.sse import DONE, KEEP_ALIVE, EventStream, frame, until_gone
+from octavo.http.errors import ClientGone, ErrorBody, ErrorDetail, ServerStopping
+from octavo.http.gate import Gate
+from octavo.http.sse import DONE, KEEP_ALIVE, EventStream, frame, until_gone
 from tests.entrypoints.http.events import read_events, text_stream
 from tests.entrypoints.http.toy import endless
 from tests.entrypoints.http.toy_server import Served, toy_server

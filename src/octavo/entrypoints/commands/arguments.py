@@ -6,18 +6,13 @@ Does not know: what a command does.
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from octavo.base.errors import ConfigError
-from octavo.config.args import ENGINE_SECTIONS, ROUTER_SECTIONS, SERVER_SECTIONS, Given, options
+from octavo.config.args import ENGINE_SECTIONS, SERVER_SECTIONS, Given, options
 from octavo.config.env import Env
 from octavo.config.flags import add_options
 from octavo.entrypoints.commands import bench_arguments
 from octavo.plugins import features
-
-
-class UsageError(ConfigError):
-    """Options that do not go together: ends the command with the exit code of wrong usage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +28,6 @@ _SERVE = (
     "host", "port", "served_model_name", "api_key", "max_model_len", "max_num_seqs", "kv_cache_memory", "dtype",
     "quantization", "log_level",
 )  # fmt: skip
-_ROUTE = (
-    "plain", "prefill", "decode", "host", "port", "api_key", "min_prefill_tokens", "health_interval_s",
-    "first_byte_timeout_s", "log_level",
-)  # fmt: skip
 _TALK = ("max_model_len", "dtype", "quantization", "num_threads")
 _SIZE = ("max_model_len", "max_num_seqs", "kv_cache_memory", "kv_cache_dtype", "dtype", "quantization")
 _OFFLINE = (*_SIZE, "num_threads")
@@ -51,7 +42,8 @@ class Command:
     """A command: its help line, where it runs, the option sections it takes, and its own arguments.
 
     Of the options its help shows those in `common`, and all when all is asked for.
-    A command with `parts` is only a name for them: `octavo NAME PART ...` runs one.
+    A command with `parts` is only a name for them: `octavo NAME PART ...` runs one. One `of_feature` is run with the
+    options that were given, which are all that a feature knows of.
     """
 
     help: str
@@ -61,6 +53,7 @@ class Command:
     extra: Callable[[argparse.ArgumentParser], None] = _nothing
     positional_model: bool = True
     parts: Mapping[str, "Command"] = field(default_factory=dict)
+    of_feature: bool = False
 
 
 def _sampling(parser: argparse.ArgumentParser) -> None:
@@ -178,13 +171,6 @@ COMMANDS: dict[str, Command] = {
         sections=SERVER_SECTIONS,
         common=_SERVE,
     ),
-    "route": Command(
-        help="serve one address in front of many servers",
-        run="octavo.entrypoints.commands.route:run",
-        sections=ROUTER_SECTIONS,
-        common=_ROUTE,
-        positional_model=False,
-    ),
     "chat": Command(
         help="talk to a model in the terminal",
         run="octavo.entrypoints.commands.chat:run",
@@ -254,6 +240,24 @@ COMMANDS: dict[str, Command] = {
         positional_model=False,
     ),
 }
+
+
+def commands() -> dict[str, Command]:
+    """All commands; those that features bring stand behind the first, and have only their help until `completed`."""
+    first, *others = COMMANDS
+    brought = {
+        name: Command(help=text, positional_model=False, of_feature=True)
+        for name, (_, text) in features.COMMANDS.items()
+    }
+    return {first: COMMANDS[first], **brought, **{name: COMMANDS[name] for name in others}}
+
+
+def completed(name: str, command: Command) -> Command:
+    """The command with all that its feature brings. Raises `ConfigError` where that is not here."""
+    if not command.of_feature:
+        return command
+    own = features.command(name)
+    return replace(command, run=own.run, sections=own.sections, common=own.common)
 
 
 def sections_of(command: Command) -> Mapping[str, type]:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from octavo import __version__
-from octavo.base.errors import ConfigError, OctavoError
+from octavo.base.errors import ConfigError, OctavoError, UsageError
 from octavo.bench import offline, workloads
 from octavo.bench.connections import HttpAddress
 from octavo.bench.load import DEFAULT_TIMEOUT_S, LoadTarget, ceilings, own_ceiling
@@ -30,7 +30,7 @@ from octavo.bench.workloads import Item, Length, Workload
 from octavo.config.args import Given, options
 from octavo.config.names import EMBEDDED_NAME
 from octavo.config.pull import pull_model
-from octavo.entrypoints.commands.arguments import Call, UsageError
+from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress
 from octavo.entrypoints.llm import LLM
 from octavo.plugins.features import server_sections

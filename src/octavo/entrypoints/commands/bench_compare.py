@@ -4,9 +4,9 @@ Promises: only this command loads what a comparison needs.
 Does not know: engines, or works (see `bench.compare`).
 """
 
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ConfigError, UsageError
 from octavo.bench.compare import run_compare
-from octavo.entrypoints.commands.arguments import Call, UsageError
+from octavo.entrypoints.commands.arguments import Call
 
 
 def run(call: Call) -> int:

@@ -11,7 +11,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ConfigError, UsageError
 from octavo.base.kvspec import KVLayout
 from octavo.config.architectures import PLUGIN_GROUP
 from octavo.config.args import engine_config, parse_count, parse_size
@@ -21,7 +21,7 @@ from octavo.config.pull import pull_model
 from octavo.config.resolve import Resolved, resolve
 from octavo.config.schema import EngineConfig
 from octavo.engine.startup import decide_layout, make_executor, size_text, worker_config
-from octavo.entrypoints.commands.arguments import Call, UsageError
+from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress
 from octavo.executor.api import LoadReport, ProfileReport
 from octavo.inputs.tokenizer import tokenizer_warning

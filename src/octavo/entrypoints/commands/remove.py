@@ -6,10 +6,10 @@ Does not know: how models are kept (see `config.store`).
 
 import sys
 
-from octavo.base.errors import LoadError
+from octavo.base.errors import LoadError, UsageError
 from octavo.config.meter import size_text
 from octavo.config.store import Entry, Store
-from octavo.entrypoints.commands.arguments import Call, UsageError
+from octavo.entrypoints.commands.arguments import Call
 
 
 def run(call: Call) -> int:

@@ -6,10 +6,11 @@ Does not know: how to talk (see `chat`).
 
 import sys
 
+from octavo.base.errors import UsageError
 from octavo.config.names import EMBEDDED_NAME
 from octavo.config.pull import pull_model
 from octavo.entrypoints.commands import chat
-from octavo.entrypoints.commands.arguments import Call, UsageError
+from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress
 
 

@@ -18,9 +18,9 @@ from octavo.engine.dump import HangDump
 from octavo.engine.spawn import Process
 from octavo.entrypoints.commands.arguments import Call
 from octavo.entrypoints.commands.console import progress, summary
-from octavo.entrypoints.commands.http_life import Life
-from octavo.entrypoints.commands.serve import ServerOpening
 from octavo.entrypoints.http.app import create_app
+from octavo.http.life import Life
+from octavo.http.opening import ServerOpening
 from octavo.observe.stats import StatsLog
 from octavo.serving.async_engine import AsyncEngine
 from octavo.serving.info import EngineInfo

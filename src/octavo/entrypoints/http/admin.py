@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 import octavo
 from octavo.entrypoints.http.context import RouteContext
-from octavo.entrypoints.http.wire import json_response
+from octavo.http.json import json_response
 from octavo.observe.prometheus import CONTENT_TYPE, PrometheusText
 
 

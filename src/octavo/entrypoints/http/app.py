@@ -19,20 +19,20 @@ from starlette.responses import Response
 import octavo
 from octavo.config.schema import ServerConfig
 from octavo.entrypoints.http.admin import AdminRoutes
-from octavo.entrypoints.http.body import BodyReader
 from octavo.entrypoints.http.chat import ChatRoute
 from octavo.entrypoints.http.completions import CompletionRoute
 from octavo.entrypoints.http.context import RouteContext
 from octavo.entrypoints.http.document import openapi
-from octavo.entrypoints.http.edge import Edge, Keyring, random_id
-from octavo.entrypoints.http.errors import HttpError, answer
 from octavo.entrypoints.http.fields import WARNING_HEADER
-from octavo.entrypoints.http.gate import Gate
 from octavo.entrypoints.http.kv_events import CacheEventRoute
 from octavo.entrypoints.http.logprobs import Bytes
 from octavo.entrypoints.http.render import RenderRoutes
-from octavo.entrypoints.http.unrouted import http_exception
-from octavo.entrypoints.http.wire import json_response
+from octavo.http.body import BodyReader
+from octavo.http.edge import Edge, Keyring, random_id
+from octavo.http.errors import HttpError, answer
+from octavo.http.gate import Gate
+from octavo.http.json import json_response
+from octavo.http.unrouted import http_exception
 from octavo.serving.frontend import Frontend
 
 

@@ -21,7 +21,6 @@ from octavo.entrypoints.http.logprobs import chat_logprobs, prompt_scores
 from octavo.entrypoints.http.render import render_chat
 from octavo.entrypoints.http.sampling import chat_params
 from octavo.entrypoints.http.schemas import ChatRequest
-from octavo.entrypoints.http.sse import DONE, frame
 from octavo.entrypoints.http.wire import (
     ChatChoice,
     ChatChunk,
@@ -33,6 +32,7 @@ from octavo.entrypoints.http.wire import (
     PromptScores,
     Usage,
 )
+from octavo.http.sse import DONE, frame
 from octavo.serving.intake import check_answers
 
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from octavo.base.errors import ClientError
 from octavo.base.numbers import same_json
-from octavo.entrypoints.http.errors import not_available
 from octavo.entrypoints.http.fields import shown
 from octavo.entrypoints.http.schemas import ChatRequest, GenerateRequest
+from octavo.http.errors import not_available
 from octavo.serving.info import EngineInfo
 from octavo.serving.intake import priority_warning
 

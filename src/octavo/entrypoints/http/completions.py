@@ -25,8 +25,8 @@ from octavo.entrypoints.http.prompts import split_prompts
 from octavo.entrypoints.http.render import render_prompts
 from octavo.entrypoints.http.sampling import completion_params
 from octavo.entrypoints.http.schemas import CompletionRequest
-from octavo.entrypoints.http.sse import DONE, frame
 from octavo.entrypoints.http.wire import Completion, CompletionChoice, CompletionLogprobs, PromptScores, Usage
+from octavo.http.sse import DONE, frame
 from octavo.inputs.tokenizer import Tokenizer
 from octavo.outputs.detokenizer import Detokenizer
 from octavo.serving.intake import check_answers

@@ -13,17 +13,16 @@ from starlette.requests import Request
 
 from octavo.base.errors import EngineDead, NotFoundError
 from octavo.config.schema import ServerConfig
-from octavo.entrypoints.http.body import BodyReader
-from octavo.entrypoints.http.edge import clean_id
-from octavo.entrypoints.http.errors import EngineSilent, ServerStopping
 from octavo.entrypoints.http.fields import read_fields
-from octavo.entrypoints.http.gate import Gate
 from octavo.entrypoints.http.logprobs import Bytes
+from octavo.http.body import BodyReader
+from octavo.http.edge import TRACE_HEADERS, clean_id
+from octavo.http.errors import EngineSilent, ServerStopping
+from octavo.http.gate import Gate
 from octavo.inputs.tokenizer import Tokenizer
 from octavo.serving.frontend import Frontend
 
 M = TypeVar("M", bound=BaseModel)
-TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ import octavo
 from octavo.base.params import MAX_N
 from octavo.config.schema import ServerConfig
 from octavo.entrypoints.http import admin, render, wire
-from octavo.entrypoints.http.errors import ErrorBody
 from octavo.entrypoints.http.schemas import (
     FEATURE_FIELDS,
     MOST_CHARS,
@@ -26,6 +25,7 @@ from octavo.entrypoints.http.schemas import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from octavo.http.errors import ErrorBody
 from octavo.inputs.limits import MAX_LOGPROBS
 from octavo.serving.info import EngineInfo
 

@@ -16,9 +16,9 @@ from pydantic import BaseModel, ValidationError
 
 from octavo.base.errors import ClientError
 from octavo.base.numbers import same_json
-from octavo.entrypoints.http.body import json_kind
-from octavo.entrypoints.http.errors import not_available
 from octavo.entrypoints.http.schemas import MOST_CHARS, MOST_ENTRIES, NOT_SERVED
+from octavo.http.body import json_kind
+from octavo.http.errors import not_available
 
 logger = logging.getLogger(__name__)
 

@@ -18,15 +18,16 @@ from starlette.responses import Response
 from octavo.base.errors import ClientError, RequestFailed
 from octavo.base.outputs import RequestOutput
 from octavo.base.params import SamplingParams
-from octavo.entrypoints.http.access import Access
 from octavo.entrypoints.http.context import RouteContext, trace_headers
-from octavo.entrypoints.http.errors import ServerStopping
 from octavo.entrypoints.http.feature_fields import request_parts
 from octavo.entrypoints.http.fields import warning_headers
 from octavo.entrypoints.http.sampling import asks_max_tokens, limit_names, renamed
 from octavo.entrypoints.http.schemas import GenerateRequest
-from octavo.entrypoints.http.sse import EventStream, until_gone
-from octavo.entrypoints.http.wire import Usage, json_response, make_usage
+from octavo.entrypoints.http.wire import Usage, make_usage
+from octavo.http.access import Access
+from octavo.http.errors import ServerStopping
+from octavo.http.json import json_response
+from octavo.http.sse import EventStream, until_gone
 from octavo.inputs.renderer import EngineInput
 from octavo.plugins.features import Active
 from octavo.serving.async_engine import AsyncEngine

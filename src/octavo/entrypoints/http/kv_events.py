@@ -17,8 +17,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.entrypoints.http.context import RouteContext
-from octavo.entrypoints.http.gate import Gate
-from octavo.entrypoints.http.sse import KEEP_ALIVE, disconnected, frame
+from octavo.http.gate import Gate
+from octavo.http.sse import KEEP_ALIVE, disconnected, frame
 from octavo.kvcache.published import Narrator, Note
 from octavo.serving.cache_feed import Follower
 

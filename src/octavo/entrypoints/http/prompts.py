@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.base.errors import ClientError
 from octavo.base.numbers import whole
-from octavo.entrypoints.http.body import json_kind
+from octavo.http.body import json_kind
 
 Prompt = str | list[int]
 _SHAPE = "prompt must be a string, a list of strings, a list of token ids, or a list of such lists"

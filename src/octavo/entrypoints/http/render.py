@@ -23,7 +23,7 @@ from octavo.entrypoints.http.generate import PromptJob, make_jobs
 from octavo.entrypoints.http.prompts import Prompt, split_prompts
 from octavo.entrypoints.http.sampling import chat_params, completion_params
 from octavo.entrypoints.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from octavo.entrypoints.http.wire import json_response
+from octavo.http.json import json_response
 from octavo.inputs.renderer import EngineInput, check_token_ids
 from octavo.serving.intake import check_answers
 

@@ -12,8 +12,8 @@ from typing import Any
 from octavo.base.errors import ClientError
 from octavo.base.params import SamplingParams
 from octavo.base.types import OutputKind
-from octavo.entrypoints.http.errors import not_available
 from octavo.entrypoints.http.schemas import ChatRequest, CompletionRequest, GenerateRequest
+from octavo.http.errors import not_available
 
 _COPIED = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",

@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.responses import Response
 
 from octavo.base.types import Medium
 from octavo.entrypoints.http.schemas import FEATURE_FIELDS
-
-encode = msgspec.json.Encoder().encode
 
 PromptScores = list[dict[str, Any] | None]
 
@@ -186,8 +183,3 @@ class ChatChunk(FeatureAnswer, frozen=True, kw_only=True):
     warnings: list[str] | UnsetType = UNSET  # in a stream: its first chunk
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptScores | UnsetType = UNSET
-
-
-def json_response(payload: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Any struct or plain value as a JSON answer."""
-    return Response(encode(payload), status_code=status, headers=headers, media_type="application/json")

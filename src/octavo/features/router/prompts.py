@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 import httpx2
 import msgspec
 
-from octavo.entrypoints.http.route_upstream import NOT_JSON
 from octavo.features.router.bodies import Body, RouteKind, only_prompt
 from octavo.features.router.fleet import Fleet
 from octavo.features.router.journey import Leg
 from octavo.features.router.prompt import Prompt
+from octavo.features.router.upstream import NOT_JSON
 
 logger = logging.getLogger(__name__)
 

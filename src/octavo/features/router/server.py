@@ -20,26 +20,26 @@ from starlette.routing import Route
 
 import octavo
 from octavo.base.errors import ClientError, ConfigError
-from octavo.config.schema import RouterConfig, ServerConfig
-from octavo.entrypoints.http.body import BodyReader
-from octavo.entrypoints.http.context import TRACE_HEADERS
-from octavo.entrypoints.http.edge import Edge, Keyring
-from octavo.entrypoints.http.errors import NoInstance, ServerStopping
-from octavo.entrypoints.http.gate import Gate
-from octavo.entrypoints.http.route_models import Models
-from octavo.entrypoints.http.route_prompt import Prompts
-from octavo.entrypoints.http.route_relay import INSTANCE_HEADER, PREFILL_HEADER, Asked, Relay
-from octavo.entrypoints.http.route_upstream import Upstream, make_client
-from octavo.entrypoints.http.route_watch import InstanceWatch
-from octavo.entrypoints.http.sse import EventStream, until_gone
-from octavo.entrypoints.http.unrouted import http_exception
-from octavo.entrypoints.http.wire import json_response
+from octavo.config.schema import ServerConfig
 from octavo.features.router.addresses import InstanceAddress
 from octavo.features.router.bodies import PARAMS, RouteKind
 from octavo.features.router.fleet import Fleet, Member
 from octavo.features.router.health import InstanceHealth
 from octavo.features.router.journey import Leg
 from octavo.features.router.metrics import RouterMetrics
+from octavo.features.router.models import Models
+from octavo.features.router.options import RouterOptions
+from octavo.features.router.prompts import Prompts
+from octavo.features.router.relay import INSTANCE_HEADER, PREFILL_HEADER, Asked, Relay
+from octavo.features.router.upstream import NoInstance, Upstream, make_client
+from octavo.features.router.watch import InstanceWatch
+from octavo.http.body import BodyReader
+from octavo.http.edge import TRACE_HEADERS, Edge, Keyring
+from octavo.http.errors import ServerStopping
+from octavo.http.gate import Gate
+from octavo.http.json import json_response
+from octavo.http.sse import EventStream, until_gone
+from octavo.http.unrouted import http_exception
 from octavo.observe.prometheus import CONTENT_TYPE
 
 
@@ -52,7 +52,7 @@ class Router:
     def __init__(
         self,
         addresses: tuple[InstanceAddress, ...],
-        config: RouterConfig,
+        config: RouterOptions,
         server: ServerConfig,
         *,
         new_id: Callable[[], str],

@@ -19,7 +19,7 @@ from typing import Final, Self
 import msgspec
 
 from octavo.base.phases import Now
-from octavo.entrypoints.http.errors import ErrorDetail, Starting, answer
+from octavo.http.errors import ErrorDetail, Starting, answer
 
 MAX_HEAD_BYTES: Final = 64 << 10
 HEAD_S: Final = 10.0  # for a request's head to come

@@ -13,10 +13,9 @@ import httpx2
 import msgspec
 from starlette.responses import Response
 
-from octavo.entrypoints.http.errors import NoInstance
-from octavo.entrypoints.http.route_relay import INSTANCE_HEADER
-from octavo.entrypoints.http.route_upstream import NOT_JSON, unfit
 from octavo.features.router.fleet import Fleet, Member
+from octavo.features.router.relay import INSTANCE_HEADER
+from octavo.features.router.upstream import NOT_JSON, NoInstance, unfit
 
 MODELS_TIMEOUT_S = 10.0
 LENGTH = "max_model_len"

@@ -17,8 +17,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.entrypoints.http.errors import ClientGone, ServerStopping, answer
-from octavo.entrypoints.http.gate import Gate, Ticket
+from octavo.http.errors import ClientGone, ServerStopping, answer
+from octavo.http.gate import Gate, Ticket
 
 logger = logging.getLogger(__name__)
 

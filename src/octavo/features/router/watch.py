@@ -12,8 +12,10 @@ from collections.abc import Mapping
 import httpx2
 import msgspec
 
-from octavo.config.schema import RouterConfig
-from octavo.entrypoints.http.route_upstream import (
+from octavo.features.router.fleet import Fleet, Member
+from octavo.features.router.health import InstanceState
+from octavo.features.router.options import RouterOptions
+from octavo.features.router.upstream import (
     DRAINING_S,
     NOT_JSON,
     UpstreamResponse,
@@ -22,8 +24,6 @@ from octavo.entrypoints.http.route_upstream import (
     error_message,
     unreachable,
 )
-from octavo.features.router.fleet import Fleet, Member
-from octavo.features.router.health import InstanceState
 from octavo.kvcache.published import Note, StartOver
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class InstanceWatch:
     """Owns: its tasks, two a server, and which servers know no /ready."""
 
     def __init__(
-        self, fleet: Fleet, client: httpx2.AsyncClient, config: RouterConfig, headers: Mapping[str, str]
+        self, fleet: Fleet, client: httpx2.AsyncClient, config: RouterOptions, headers: Mapping[str, str]
     ) -> None:
         self._fleet = fleet
         self._client = client

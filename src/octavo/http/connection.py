@@ -12,8 +12,8 @@ from typing import Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from octavo.entrypoints.http.errors import HttpError, answer
-from octavo.entrypoints.http.wire import encode
+from octavo.http.errors import HttpError, answer
+from octavo.http.json import encode
 
 MAX_HEAD_BYTES: Final = 64 << 10  # request line and headers together
 MAX_HEADERS: Final = 256

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from octavo.base.errors import EngineDead
-from octavo.entrypoints.http.errors import ServerStopping
-from octavo.entrypoints.http.gate import Gate
+from octavo.http.errors import ServerStopping
+from octavo.http.gate import Gate
 
 
 def test_nothing_is_let_in_after_stop() -> None:

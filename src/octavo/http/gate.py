@@ -8,7 +8,7 @@ Does not know: signals, exit codes, or what the work is.
 import asyncio
 
 from octavo.base.errors import OctavoError
-from octavo.entrypoints.http.errors import ServerStopping
+from octavo.http.errors import ServerStopping
 
 
 class Ticket:

@@ -33,15 +33,29 @@ class HttpError(ClientError):
         self.headers = headers or {}
 
 
-class ServerStopping(ServerError):
+class Unavailable(ServerError):
+    """The server cannot serve now: what it answers, in a program's words, and when to ask again (None: not said)."""
+
+    status = 503
+    code = "unavailable"
+    retry_s: int | None = OVERLOADED_RETRY_S
+
+
+class ServerStopping(Unavailable):
     """The server takes no more work because it is about to end (OPS-10)."""
+
+    code = "server_stopping"
+    retry_s = STOPPING_RETRY_S
 
     def __init__(self, message: str = "the server is stopping; send the request again to another one") -> None:
         super().__init__(message)
 
 
-class Starting(ServerError):
+class Starting(Unavailable):
     """The server is not ready yet (OPS-5)."""
+
+    code = "starting"
+    retry_s = STARTING_RETRY_S
 
     def __init__(self, now: Now) -> None:
         super().__init__(
@@ -50,19 +64,14 @@ class Starting(ServerError):
         )
 
 
-class EngineSilent(ServerError):
+class EngineSilent(Unavailable):
     """The engine shows no sign of life; it may go on, or be given up (OPS-11)."""
+
+    code = "engine_silent"
+    retry_s = None
 
     def __init__(self) -> None:
         super().__init__("the engine shows no sign of life; it is frozen, or a step hangs")
-
-
-class NoInstance(ServerError):
-    """No server behind a router takes requests, or, with `failed`, none that was asked gave an answer."""
-
-    def __init__(self, message: str, *, failed: bool = False) -> None:
-        super().__init__(message)
-        self.failed = failed
 
 
 class ClientGone(Exception):
@@ -101,15 +110,8 @@ def answer(error: Exception) -> ErrorAnswer:
     """Status, body and extra headers for any exception."""
     if isinstance(error, ClientError):
         return _client_answer(error)
-    if isinstance(error, ServerStopping):
-        return _make(503, str(error), "server_error", code="server_stopping", retry_s=STOPPING_RETRY_S)
-    if isinstance(error, Starting):
-        return _make(503, str(error), "server_error", code="starting", retry_s=STARTING_RETRY_S)
-    if isinstance(error, NoInstance):
-        status, code = (502, "instance_failed") if error.failed else (503, "no_instance")
-        return _make(status, str(error), "server_error", code=code, retry_s=OVERLOADED_RETRY_S)
-    if isinstance(error, EngineSilent):
-        return _make(503, str(error), "server_error", code="engine_silent")
+    if isinstance(error, Unavailable):
+        return _make(error.status, str(error), "server_error", code=error.code, retry_s=error.retry_s)
     if isinstance(error, EngineDead):
         message = str(error) or "the engine is gone; the server must be restarted"
         return _make(503, message, "server_error", code="engine_dead", retry_s=STOPPING_RETRY_S)

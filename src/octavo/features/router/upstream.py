@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 import httpx2
 import msgspec
 
-from octavo.config.schema import RouterConfig
 from octavo.features.router.fleet import Member
 from octavo.features.router.journey import Failure, may_retry
+from octavo.features.router.options import RouterOptions
+from octavo.http.errors import Unavailable
 
 T = TypeVar("T")
 WRITE_TIMEOUT_S = 60.0
@@ -31,7 +32,7 @@ RELAYED_HEADERS = ("content-type", "retry-after", "x-octavo-warning")
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what a decoder raises for what a server sent
 
 
-def make_client(config: RouterConfig) -> httpx2.AsyncClient:
+def make_client(config: RouterOptions) -> httpx2.AsyncClient:
     """The client for everything that the router asks; its owner closes it.
 
     It keeps no cookies: what a server sets with one client's answer is nothing to other clients or other servers.
@@ -43,6 +44,14 @@ def make_client(config: RouterConfig) -> httpx2.AsyncClient:
         headers={"user-agent": "octavo-route", "accept-encoding": "identity"},
         trust_env=False,
     )
+
+
+class NoInstance(Unavailable):
+    """No server behind the router takes requests, or, with `failed`, none that was asked gave an answer."""
+
+    def __init__(self, message: str, *, failed: bool = False) -> None:
+        super().__init__(message)
+        self.status, self.code = (502, "instance_failed") if failed else (503, "no_instance")
 
 
 class Unanswered(Exception):
@@ -134,7 +143,7 @@ class Running:
 class Upstream:
     """Owns: nothing; the client has the connections."""
 
-    def __init__(self, client: httpx2.AsyncClient, config: RouterConfig) -> None:
+    def __init__(self, client: httpx2.AsyncClient, config: RouterOptions) -> None:
         self._client = client
         self._first_byte_s = config.first_byte_timeout_s
 

@@ -16,21 +16,22 @@ from typing import Any
 import msgspec
 
 from octavo.base.errors import RequestFailed
-from octavo.entrypoints.http.errors import NoInstance, answer
-from octavo.entrypoints.http.route_prompt import Prompts
-from octavo.entrypoints.http.route_upstream import (
-    NOT_JSON,
-    RELAYED_HEADERS,
-    Running,
-    Unanswered,
-    Upstream,
-    UpstreamResponse,
-)
 from octavo.features.router.bodies import Body, RouteKind, decode_body, params_of, prefill_body, worth_disaggregating
 from octavo.features.router.fleet import Fleet, Member
 from octavo.features.router.journey import Failure, Journey, Leg, Pick
 from octavo.features.router.metrics import Outcome, RouterMetrics
 from octavo.features.router.prompt import Prompt
+from octavo.features.router.prompts import Prompts
+from octavo.features.router.upstream import (
+    NOT_JSON,
+    RELAYED_HEADERS,
+    NoInstance,
+    Running,
+    Unanswered,
+    Upstream,
+    UpstreamResponse,
+)
+from octavo.http.errors import answer
 
 logger = logging.getLogger(__name__)
 

@@ -2,24 +2,25 @@
 
 Promises: it starts whether or not its servers are there yet, and says which are; SIGTERM and Ctrl-C drain running
 requests within the limit and exit with 0.
-Does not know: routes (see `entrypoints.http.route`).
+Does not know: routes (see `features.router.server`).
 """
 
 import asyncio
 import sys
 
 from octavo.base.loops import new_event_loop
-from octavo.config.schema import RouterConfig, ServerConfig
+from octavo.config.schema import ServerConfig
 from octavo.engine.dump import HangDump
-from octavo.entrypoints.commands.http_life import Life
-from octavo.entrypoints.commands.serve import ServerOpening
-from octavo.entrypoints.http.edge import random_id
-from octavo.entrypoints.http.route import Router
 from octavo.features.router.addresses import InstanceAddress
+from octavo.features.router.options import RouterOptions
+from octavo.features.router.server import Router
+from octavo.http.edge import random_id
+from octavo.http.life import Life
+from octavo.http.opening import ServerOpening
 
 
 def run(
-    addresses: tuple[InstanceAddress, ...], config: RouterConfig, server: ServerConfig, opening: ServerOpening
+    addresses: tuple[InstanceAddress, ...], config: RouterOptions, server: ServerConfig, opening: ServerOpening
 ) -> int:
     """Route on the open port; the exit code."""
     HangDump("router").describe = lambda: [f"routes to {len(addresses)} servers"]
@@ -28,7 +29,7 @@ def run(
 
 
 async def _route(
-    addresses: tuple[InstanceAddress, ...], config: RouterConfig, server: ServerConfig, opening: ServerOpening
+    addresses: tuple[InstanceAddress, ...], config: RouterOptions, server: ServerConfig, opening: ServerOpening
 ) -> int:
     router = Router(addresses, config, server, new_id=random_id)
     life = Life(router.app, router.gate, server)

@@ -17,9 +17,8 @@ import pytest
 
 from octavo.config.args import options
 from octavo.config.flags import Parser
-from octavo.config.schema import RouterConfig
-from octavo.entrypoints.commands.arguments import COMMANDS as ALL
-from octavo.entrypoints.commands.arguments import add_arguments
+from octavo.entrypoints.commands.arguments import add_arguments, commands, completed
+from octavo.features.router.options import RouterOptions
 from tests.support.fake_instance import FakeInstance
 from tests.support.routed import read_event, words
 
@@ -147,7 +146,7 @@ def test_a_port_in_use_is_named():
     assert code == 1 and f"port {port} on 127.0.0.1 is in use" in said
 
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "router.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "router.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^octavo ((?:route|serve) .*)$", PAGE, re.MULTILINE)
 
 
@@ -155,13 +154,13 @@ COMMANDS = re.findall(r"^octavo ((?:route|serve) .*)$", PAGE, re.MULTILINE)
 def test_a_command_of_the_guide_is_understood(line):
     name, *args = shlex.split(line)
     parser = Parser(prog=f"octavo {name}")
-    add_arguments(parser, ALL[name])
+    add_arguments(parser, completed(name, commands()[name]))
     parser.parse_args(args)
 
 
 def test_the_guide_has_every_option_of_the_router():
     assert len(COMMANDS) == 4
-    assert [o.flag for o in options({"router": RouterConfig}).values() if f"`{o.flag}" not in PAGE] == []
+    assert [o.flag for o in options({"router": RouterOptions}).values() if f"`{o.flag}" not in PAGE] == []
 
 
 def test_options_come_from_the_environment_too():

@@ -8,8 +8,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.entrypoints.http.errors import HttpError, answer
-from octavo.entrypoints.http.wire import json_response
+from octavo.http.errors import HttpError, answer
+from octavo.http.json import json_response
 
 
 async def http_exception(request: Request, error: Exception) -> Response:

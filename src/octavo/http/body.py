@@ -15,8 +15,8 @@ from typing import Any, NoReturn, TypeVar
 from starlette.requests import Request
 
 from octavo.base.errors import ClientError
-from octavo.entrypoints.http.errors import ClientGone, HttpError
-from octavo.entrypoints.http.json_text import AT_ONCE, parse
+from octavo.http.errors import ClientGone, HttpError
+from octavo.http.json_text import AT_ONCE, parse
 
 T = TypeVar("T")
 

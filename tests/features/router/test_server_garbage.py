@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo.entrypoints.http import route_relay, route_upstream
-from octavo.entrypoints.http.route_relay import EventSplitter
+from octavo.features.router import relay, upstream
+from octavo.features.router.relay import EventSplitter
 from tests.support.fake_instance import FakeInstance
 from tests.support.routed import routed
 
@@ -109,7 +109,7 @@ def test_what_a_server_sets_for_one_client_reaches_no_other_request(cookie: str)
 
 def test_an_answer_without_end_is_asked_of_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """F80: what is kept until it is whole is bounded."""
-    monkeypatch.setattr(route_upstream, "MAX_ANSWER_BYTES", 100_000)
+    monkeypatch.setattr(upstream, "MAX_ANSWER_BYTES", 100_000)
     endless = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + b" " * 200_000
     with speaking(endless) as bad, FakeInstance("good") as good, routed(plain=[bad, good]) as router:
         for _ in range(4):
@@ -121,7 +121,7 @@ def test_an_answer_without_end_is_asked_of_another_server(monkeypatch: pytest.Mo
 
 def test_an_event_without_end_is_a_break_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """F80: and the events before it have come."""
-    monkeypatch.setattr(route_relay, "MAX_EVENT_BYTES", 100_000)
+    monkeypatch.setattr(relay, "MAX_EVENT_BYTES", 100_000)
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
     with speaking(head + b'data: {"id": "x"}\n\ndata: ' + b"x" * 300_000) as bad, routed(plain=[bad]) as router:
         router.router.fleet[bad.host].health.passed()

@@ -14,7 +14,7 @@ from octavo.base.errors import (
     OverloadedError,
     RequestFailed,
 )
-from octavo.entrypoints.http.errors import MAX_MESSAGE_CHARS, HttpError, ServerStopping, answer
+from octavo.http.errors import MAX_MESSAGE_CHARS, HttpError, ServerStopping, answer
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from octavo.base.errors import ClientError
-from octavo.entrypoints.http.body import parse_object, read_body
-from octavo.entrypoints.http.errors import ClientGone, HttpError, answer
+from octavo.http.body import parse_object, read_body
+from octavo.http.errors import ClientGone, HttpError, answer
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -93,7 +93,7 @@ def test_a_client_that_leaves_while_sending() -> None:
 
 
 def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.entrypoints.http.body.GRACE_S", 0.01)
+    monkeypatch.setattr("octavo.http.body.GRACE_S", 0.01)
     with pytest.raises(HttpError) as caught:
         asyncio.run(read_body(_request([_part(b"a", more=True)]), 10))
     assert caught.value.status == 408

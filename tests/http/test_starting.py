@@ -12,8 +12,8 @@ import pytest
 
 from octavo.base.phases import Now
 from octavo.entrypoints.commands.serve import bind
-from octavo.entrypoints.http import starting
-from octavo.entrypoints.http.starting import StartingPort, response
+from octavo.http import starting
+from octavo.http.starting import StartingPort, response
 
 NOW = Now("loading weights", 3.06, 4.0)
 

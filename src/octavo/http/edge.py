@@ -14,15 +14,16 @@ from collections.abc import Callable, Sequence
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.entrypoints.http.access import MAX_PATH_CHARS, PROBES, Access
-from octavo.entrypoints.http.access import tell as log_access
-from octavo.entrypoints.http.errors import ClientGone, HttpError, answer
-from octavo.entrypoints.http.wire import json_response
+from octavo.http.access import MAX_PATH_CHARS, PROBES, Access
+from octavo.http.access import tell as log_access
+from octavo.http.errors import ClientGone, HttpError, answer
+from octavo.http.json import json_response
 
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})  # probes cannot hold keys, and these say yes or no only
 MAX_ID_CHARS = 128
+TRACE_HEADERS = ("traceparent", "tracestate")  # passed on as they came
 
 
 class Keyring:

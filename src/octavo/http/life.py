@@ -16,8 +16,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from octavo.config.schema import ServerConfig
-from octavo.entrypoints.http.connection import BoundedProtocol
-from octavo.entrypoints.http.gate import Gate
+from octavo.http.connection import BoundedProtocol
+from octavo.http.gate import Gate
 
 SWITCH_S = 0.001  # a large body is parsed on a thread: streams get their turn after this, not after five times as long
 CUT_S = 2.0  # for the errors to reach their clients
