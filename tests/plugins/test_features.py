@@ -81,6 +81,18 @@ def test_its_options_are_flags_variables_and_help(installed):
     assert wrong.returncode != 0 and "--ban-after must not be negative, got -1." in wrong.stderr
 
 
+def test_PLG_2_one_that_was_not_selected_is_not_there_and_is_listed(installed):
+    model = str(checkpoints.tiny_llama())
+    for selection, code in (("", 2), ("other", 2), ("ban", 0)):
+        env = {**installed, "OCTAVO_PLUGINS": selection}
+        done = command("explain-config", model, "--ban-repeats", env=env)
+        assert done.returncode == code, done.stderr
+    assert (
+        "octavo.features  ban  octavo-ban  octavo_ban.feature:FEATURE  loaded"
+        in command("plugins", env=installed).stdout
+    )
+
+
 def test_nothing_is_imported_for_a_feature_that_nobody_asks_for():
     halves = (".data", ".control")
     code = (

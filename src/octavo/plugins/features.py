@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from octavo.base.errors import ConfigError
 from octavo.config.args import ENGINE_SECTIONS, SERVER_SECTIONS
+from octavo.config.env import read_env
 from octavo.config.schema import CacheConfig, EngineConfig
 from octavo.plugins.registry import Registry
 
@@ -125,9 +126,12 @@ class Active:
 
 @functools.cache
 def registry() -> Registry[Feature]:
-    """Features by name, those of installed packages included; looked for once, since what is installed stays."""
+    """Features by name, those of installed packages that are in use included (PLG-2).
+
+    Looked for once: neither what is installed nor this process's environment changes.
+    """
     found: Registry[Feature] = Registry("feature", FEATURES)
-    found.discover(GROUP)
+    found.discover(GROUP, read_env().plugins)
     return found
 
 
