@@ -19,9 +19,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.entrypoints.test_route_command import routing
 
 from tests.e2e.test_engine_guards import folders
+from tests.features.router.test_command import routing
 from tests.support import checkpoints
 from tests.support.disagg import children, signal_all
 from tests.support.http_server import wait_until

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
-from tests.entrypoints.http.test_body import json_values
 
 from octavo.base.errors import ClientError
 from octavo.base.outputs import Logprob
@@ -21,6 +20,7 @@ from octavo.entrypoints.http.schemas import NOT_SERVED, ChatRequest, CompletionR
 from octavo.http.edge import Keyring, clean_id
 from octavo.outputs.detokenizer import Detokenizer
 from tests.entrypoints.http.toy import ToyTokenizer
+from tests.http.test_body import json_values
 
 NOTHING: dict[str, list] = {  # values that ask for what is done anyway, field by field; null is one everywhere
     "suffix": [""], "use_beam_search": [False], "length_penalty": [1, 1.0], "early_stopping": [False],
