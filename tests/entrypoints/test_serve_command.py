@@ -51,9 +51,8 @@ def test_a_server_tells_requests_and_figures_and_is_silent_when_idle():
         server.complete([5, 6, 7], max_tokens=100, ignore_eos=True)
         figures = r"running \d+, waiting \d+, prompt \d+\.\d tok/s, generation \d+\.\d tok/s, KV \d+\.\d%"
         assert wait_until(lambda: any(re.search(figures, line) for line in server.lines), 10), server.lines
-        assert any(
-            re.search(r'"POST /v1/completions" 200 prompt 3, completion 100, first token', x) for x in server.lines
-        )
+        told = r'"POST /v1/completions" 200 prompt 3, completion 100, first token'
+        assert wait_until(lambda: any(re.search(told, line) for line in server.lines), 10), server.lines
         assert not any("/health" in line for line in server.lines)
         told = len(server.lines)
         time.sleep(1.0)
