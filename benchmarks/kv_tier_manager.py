@@ -29,14 +29,17 @@ SIZE = 16  # tokens of a block
 class Desk:
     """The scheduler's place.
 
-    Owns: the part, and the time of each step.
+    Owns: the part, the request's blocks, and the time of each step.
     """
 
     def __init__(self, num_rows):
         self.stack = TierStack(
             HostBlockIndex(num_rows, make_policy("lru", num_rows)), [TierFacts(name="disk")], clock=lambda: 0.0
         )
-        self.part = Offload(self.stack, chunks=ChunkKeys((SIZE,), SIZE), clock=lambda: 0.0)
+        self.blocks = ()
+        self.part = Offload(
+            self.stack, chunks=ChunkKeys((SIZE,), SIZE), blocks_of=lambda _: (self.blocks,), clock=lambda: 0.0
+        )
         self.steps = []
 
     def step(self, req, jobs, blocks=None):
@@ -48,6 +51,7 @@ class Desk:
         self.part.absorb(result)
         found = self.part.match(req, 0)
         if blocks and isinstance(found, Match):
+            self.blocks = blocks
             self.part.after_reserve(req, [blocks], found.tokens)
         plan = self.part.plan(builder)
         self.steps.append(time.thread_time() - began)

@@ -6,10 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
-from octavo.features.transfer.control.consumer import Consumer, OnFailure
+from octavo.features.transfer.control.consumer import OnFailure
 from octavo.features.transfer.control.disagg import DisaggControl
 from octavo.features.transfer.options import TransferOptions
-from tests.features.transfer.test_disagg import Clock, make_producer
+from tests.features.transfer.test_disagg import Clock, make_consumer, make_producer
 from tests.support import checkpoints
 from tests.support.disagg import OPTIONS
 from tests.support.live import spawn
@@ -48,7 +48,7 @@ def test_the_walk_through_works_as_it_stands():
 def test_the_guide_names_every_option_and_figure():
     text = GUIDE.read_text()
     clock = Clock()
-    figures = DisaggControl(clock, make_producer(clock), Consumer([16], OnFailure.FAIL)).stats()
+    figures = DisaggControl(clock, make_producer(clock), make_consumer(OnFailure.FAIL)).stats()
     assert [name for name in figures if f"`{name}`" not in text] == []
     options = [f"--{n.replace('_', '-')}" for n in TransferOptions.__dataclass_fields__ if n != "kv_tier"]
     assert [name for name in options if name not in text] == []

@@ -7,6 +7,7 @@ import pytest
 from octavo.base.errors import ConfigError
 from octavo.base.params import SamplingParams
 from octavo.base.requests import EngineRequest
+from octavo.base.types import RequestState
 from octavo.kvcache.hashing import HashChain, make_hasher
 from octavo.scheduler.order import Order, make_order
 from octavo.scheduler.request import Request
@@ -27,7 +28,8 @@ def admit(order: Order, slot: int) -> Request:
     req = order.peek()
     assert req is not None
     order.admit()
-    req.slot = slot
+    req.move(RequestState.WAITING)
+    req.run(slot, 1, 0.0)
     return req
 
 
@@ -49,7 +51,7 @@ def test_a_preempted_request_stands_before_everybody_who_came_later() -> None:
     admit(order, 0)
     req = admit(order, 1)
     order.remove(req)
-    req.slot = None
+    req.preempt(0.0)
     order.push(req)
     assert names(order.waiting()) == "bcd" and names(order.running) == "a"
 

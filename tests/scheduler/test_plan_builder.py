@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from octavo.base.types import RequestState
 from octavo.kvcache.manager import KVCacheManager
 from octavo.scheduler.plan_builder import PlanBuilder, TokenBudget
 from octavo.scheduler.request import Request
@@ -81,9 +82,7 @@ def picture(builder: PlanBuilder, kv: KVCacheManager, rule: Counting, requests: 
 def crowd(count: int) -> list[Request]:
     requests = []
     for i in range(count):
-        req = make(tuple(range(i, i + 3 + i % 7)), max_tokens=40)
-        req.request_id = f"r{i}"
-        requests.append(req)
+        requests.append(make(tuple(range(i, i + 3 + i % 7)), name=f"r{i}", max_tokens=40))
     return requests
 
 
@@ -95,9 +94,9 @@ def test_drop_gives_back_exactly_what_the_row_took(seed: int) -> None:
     first = PlanBuilder(1, TokenBudget(300, 310, prefill_chunk=300, prompts=300), kv)
     for req in requests[:6]:  # these decode
         assert first.try_add(req, req.num_tokens, in_prompt=True, hit=kv.match(req), admission=True)
-        req.append(rng.randrange(9))
-        req.num_placeholders -= 1
-        req.num_drafts = rng.choice((0, 0, 2))
+        req.leave_prompt()
+        req.accept(rng.randrange(9))
+        req.propose(rng.choice((0, 0, 2)))
     builder = PlanBuilder(2, TokenBudget(40, 42, prefill_chunk=40, prompts=40), kv)
     empty = picture(builder, kv, rule, requests)
     added: list[Request] = []
@@ -117,11 +116,16 @@ def test_drop_gives_back_exactly_what_the_row_took(seed: int) -> None:
     kv.check()
 
 
+def run(req: Request, slot: int) -> None:
+    req.move(RequestState.WAITING)
+    req.run(slot, 1, 0.0)
+
+
 def add(builder: PlanBuilder, kv: KVCacheManager, rule: Counting, req: Request) -> None:
     if not req.holds_blocks:
         assert builder.try_add(req, 2, in_prompt=True, constraints=(rule,), hit=kv.match(req), admission=True)
     elif req.num_pending_tokens == 1 and req.num_computed_tokens < req.num_reserved_tokens:
-        builder.add_decode(req)
+        assert builder.add_decode(req)
     else:
         assert builder.try_add(req, req.num_pending_tokens, constraints=(rule,))
 
@@ -134,7 +138,7 @@ def test_a_row_dropped_from_the_middle_leaves_the_others_in_place() -> None:
     builder.drop(requests[1])
     builder.drop(requests[1])  # not a row any more: nothing happens
     for slot, req in enumerate(requests):
-        req.slot = slot
+        run(req, slot)
     assert [take.row for take in builder.takes.values()] == [0, 1, 2, 3]
     plan = builder.seal(
         slots=builder_slots(builder),
@@ -189,7 +193,7 @@ def test_plan_arrays_cannot_be_written() -> None:
     builder = PlanBuilder(1, TokenBudget(64, 64, prefill_chunk=64, prompts=64), kv)
     for slot, req in enumerate(requests):
         add(builder, kv, rule, req)
-        req.slot = slot
+        run(req, slot)
     plan = builder.seal(
         slots=builder_slots(builder),
         finished=(),

@@ -5,14 +5,16 @@ import pytest
 from octavo.base.errors import ContextLengthError
 from octavo.base.params import SamplingParams
 from octavo.base.requests import EngineRequest
-from octavo.base.types import RequestState
+from octavo.base.types import FinishReason, RequestState
 from octavo.kvcache.hashing import HashChain, make_hasher
 from octavo.scheduler.request import NEVER, Request
 
 
-def make(prompt: tuple[int, ...] = (1, 2, 3, 4, 5), *, context: int = 100, **params: object) -> Request:
+def make(
+    prompt: tuple[int, ...] = (1, 2, 3, 4, 5), *, context: int = 100, name: str = "a", **params: object
+) -> Request:
     source = EngineRequest(
-        request_id="a",
+        request_id=name,
         prompt_token_ids=prompt,
         sampling=SamplingParams(**{"max_tokens": 8, **params}),  # type: ignore[arg-type]
         eos_token_ids=(0,),
@@ -77,15 +79,52 @@ def test_a_preempted_request_starts_over_and_its_tokens_in_flight_are_stale() ->
     """SCH-30, SCH-31, REQ-3."""
     req = make()
     req.move(RequestState.WAITING)
-    req.move(RequestState.RUNNING)
-    req.slot, req.valid_from, req.num_placeholders, req.num_computed_tokens = 3, 4, 2, 6
+    req.run(3, 4, 4.0)
     req.reserved(6)
+    req.schedule(5, sample=1, drafts=0, seq=4)
+    req.leave_prompt()
+    assert req.schedule_next(5) == 5 and req.num_placeholders == 2 and req.last_seq == 5
     assert req.num_reserved_tokens == 8
     req.preempt(5.0)
     assert (req.slot, req.num_computed_tokens, req.num_placeholders, req.num_reserved_tokens) == (None, 0, 0, 0)
     assert (req.num_preemptions, req.num_stale_output_tokens, req.valid_from) == (1, 2, NEVER)
     assert req.times.preempted_s == [5.0] and req.next_commit == 4
     req.check()
+
+
+def test_the_hot_path_takes_one_token_in_a_block_it_has_or_nothing() -> None:
+    """REQ-3, SCH-31: as `schedule` would, and `unschedule` takes it back; anything else is not its business."""
+    req = make(max_tokens=2)
+    req.reserved(8)
+    req.schedule(5, sample=1, drafts=0, seq=1)
+    assert req.schedule_next(2) is None, "it is in its prompt"
+    req.leave_prompt()
+    assert req.schedule_next(2) == 5
+    req.unschedule(5, sample=1, drafts=0)
+    assert (req.num_computed_tokens, req.num_placeholders, req.num_pending_tokens) == (5, 1, 1)
+    assert req.schedule_next(2) == 5 and req.schedule_next(3) is None, "what is in flight ends it"
+    req.accept(7)
+    req.accept(8)
+    assert (req.num_tokens, req.num_placeholders, len(req.block_hashes)) == (7, 0, 1)
+    req.check()
+    full = make((1, 2, 3, 4))
+    full.reserved(4)
+    full.schedule(4, sample=1, drafts=0, seq=1)
+    full.leave_prompt()
+    assert full.schedule_next(2) is None, "it needs a block"
+    full.reserved(8)
+    full.propose(3)
+    assert full.schedule_next(2) is None and full.last_seq == 1, "drafts are to be verified"
+
+
+def test_its_end_takes_its_slot_and_makes_what_is_in_flight_stale() -> None:
+    req = make()
+    req.move(RequestState.WAITING)
+    req.run(3, 4, 4.0)
+    req.end(FinishReason.STOP, 6.0)
+    assert (req.slot, req.valid_from, req.finish_reason, req.times.finished_s) == (None, NEVER, FinishReason.STOP, 6.0)
+    with pytest.raises(RuntimeError, match="FINISHED -> RUNNING"):
+        req.run(3, 5, 7.0)
 
 
 def test_eos_has_no_stop_reason_and_stop_ids_have_theirs() -> None:
@@ -101,7 +140,9 @@ def test_only_the_first_admission_counts_as_cached() -> None:
     assert req.cached_by_source is None
     req.note_cached(3, "tier", 1)
     assert (req.num_cached_tokens, req.cached_by_source) == (4, {"device": 3, "tier": 1})
-    req.num_preemptions = 1
+    req.move(RequestState.WAITING)
+    req.run(0, 1, 3.0)
+    req.preempt(4.0)
     req.note_cached(5, "", 0)
     assert req.num_cached_tokens == 4
 

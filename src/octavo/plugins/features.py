@@ -34,6 +34,8 @@ COMMANDS: Final = {  # that features bring: the feature, and the line of help, w
 }
 GROUP: Final = "octavo.features"
 
+BlocksOf = Callable[[str], tuple[tuple[int, ...], ...]]  # a request's block table by group, by the request's id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlContext:
@@ -45,7 +47,7 @@ class ControlContext:
 
     layout: "KVLayout"
     hash_block_size: int
-    blocks_of: Callable[[str], tuple[tuple[int, ...], ...]]
+    blocks_of: BlocksOf
     clock: Callable[[], float]
     cache: CacheConfig = field(default_factory=CacheConfig)
     measured: Mapping[str, float] = field(default_factory=dict)

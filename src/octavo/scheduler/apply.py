@@ -11,7 +11,8 @@ import logging
 from octavo.base.outputs import EngineOutputs, RequestDelta
 from octavo.base.step import LogprobArrays, PromptLogprobs, StepPlan, StepResult
 from octavo.base.types import FinishReason
-from octavo.scheduler.ledger import Flight, Ledger
+from octavo.scheduler.ledger import Ledger
+from octavo.scheduler.records import Flight
 from octavo.scheduler.request import Request
 from octavo.scheduler.scheduler import Scheduler
 
@@ -107,17 +108,18 @@ class ResultApplier:
 
     def _count(self, plan: StepPlan, result: StepResult, flight: Flight, deltas: list[RequestDelta]) -> None:
         counters, timings = self._ledger.counters, result.timings
-        counters.output_tokens += sum([len(delta.new_token_ids) for delta in deltas])
-        counters.step_rows = len(flight.rows)
-        counters.step_tokens = plan.batch.num_tokens
         measured = timings.prepare_s + timings.forward_s + timings.sample_s
-        counters.step_s = measured or self._ledger.clock() - flight.made_s
+        counters.step_done(
+            rows=len(flight.rows),
+            tokens=plan.batch.num_tokens,
+            outputs=sum([len(delta.new_token_ids) for delta in deltas]),
+            seconds=measured or self._ledger.clock() - flight.made_s,
+        )
 
 
 def _next_token(ledger: Ledger, req: Request, end: int, token: int) -> RequestDelta:
     """The hot path: one more output token and nothing else."""
-    req.append(token)
-    req.num_placeholders -= 1
+    req.accept(token)
     if end >= req.next_commit:
         ledger.commit(req, end)
         req.committed(end)
@@ -147,14 +149,12 @@ def _any_row(ledger: Ledger, req: Request, step: _StepRows, row: int) -> Request
         accepted += 1
         if (reason := _why_ended(req, token)) is not None:
             break
-    req.num_placeholders -= 1
     rejected = 1 + step.drafts[row] - len(tokens)
-    req.num_computed_tokens -= rejected
+    req.resolve(rejected)
     ledger.commit(req, step.ends[row] - rejected)
     req.committed(step.ends[row] - rejected)
     if step.result.drafts is not None and not req.num_placeholders:
-        # One token is always sampled after the drafts, and must still be wanted.
-        req.num_drafts = min(len(step.result.drafts.row(row)), max(0, req.max_total_tokens - req.num_tokens - 1))
+        req.propose(len(step.result.drafts.row(row)))
     logprobs = None
     if req.wants_logprobs and step.result.logprobs is not None:
         logprobs = _lines(step.result.logprobs, step.offsets[row], accepted)
@@ -192,9 +192,9 @@ def _delta(
     """What this step added to the request, and its end if it ended."""
     first = not req.times.first_token_s and (bool(tokens) or reason is not None)
     if first and not req.source.sample_index:  # the answers to one prompt have one prompt
-        ledger.counters.prompt_tokens += req.num_prompt_tokens
+        ledger.counters.prompt_done(req.num_prompt_tokens)
     if first and tokens:
-        req.times.first_token_s = ledger.clock()
+        req.note_first_token(ledger.clock())
     if reason is not None:
         stop_reason = req.stop_ids[tokens[-1]] if reason is FinishReason.STOP else None
         return ledger.finish(
@@ -241,7 +241,7 @@ def _prompt_scores(req: Request, scores: tuple[PromptLogprobs, ...]) -> tuple[Pr
         old = max(0, req.num_prompt_scored - part.start)
         if end <= req.num_prompt_scored:
             continue
-        req.num_prompt_scored = end
+        req.scored(end)
         if old:
             part = PromptLogprobs(
                 slot=part.slot,

@@ -17,59 +17,11 @@ from octavo.base.types import FinishReason, RequestState
 from octavo.kvcache.manager import KVCacheManager
 from octavo.kvcache.policies import NULL_BLOCK
 from octavo.scheduler.order import Order
-from octavo.scheduler.request import NEVER, Request
+from octavo.scheduler.records import Counters, Flight, HeldBlocks
+from octavo.scheduler.request import Request
 from octavo.scheduler.seams import ControlPart, FinishHold, Readiness
 
 log = logging.getLogger(__name__)
-
-
-class Flight:
-    """A plan that was submitted and has not come back: its rows and where they start, when it was made, and which
-    parts are late.
-
-    Owns: nothing that changes.
-    """
-
-    __slots__ = ("late", "made_s", "num_computed_tokens", "rows")
-
-    def __init__(
-        self, rows: list[Request], num_computed_tokens: list[int], late: tuple[ControlPart, ...], made_s: float
-    ) -> None:
-        self.rows = rows
-        self.num_computed_tokens = num_computed_tokens
-        self.late = late
-        self.made_s = made_s
-
-
-class Counters:
-    """Figures that only grow, and those of the last step.
-
-    Owns: its fields.
-    """
-
-    __slots__ = ("finished", "output_tokens", "preemptions", "prompt_tokens", "step_rows", "step_s", "step_tokens")
-
-    def __init__(self) -> None:
-        self.preemptions = 0
-        self.prompt_tokens = 0
-        self.output_tokens = 0
-        self.finished: dict[str, int] = {}
-        self.step_tokens = 0
-        self.step_rows = 0
-        self.step_s = 0.0
-
-
-class _Held:
-    """Blocks of a request that ended, kept for the parts in `parts`.
-
-    Owns: which parts still hold them.
-    """
-
-    __slots__ = ("last_seq", "parts")
-
-    def __init__(self, parts: set[str], last_seq: int) -> None:
-        self.parts = parts
-        self.last_seq = last_seq
 
 
 class Ledger:
@@ -98,7 +50,7 @@ class Ledger:
         self.requests: dict[str, Request] = {}
         self.in_prompt: dict[Request, None] = {}  # running, prompt not yet computed; in order of admission
         self.flights: dict[int, Flight] = {}
-        self.held: dict[str, _Held] = {}
+        self.held: dict[str, HeldBlocks] = {}
         self.deltas: list[RequestDelta] = []
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.finished_slots: list[int] = []
@@ -123,7 +75,7 @@ class Ledger:
                 state = part.on_arrival(req)
                 told.append(part)
                 if state is not RequestState.WAITING:
-                    req.waits_for.add(part.name)
+                    req.wait_for(part.name)
                     self._park_as(req, state)
         except Exception:
             for part in told:
@@ -141,7 +93,7 @@ class Ledger:
 
     def park(self, req: Request, part: ControlPart) -> None:
         """Out of the queues until `part` says that its KV is there."""
-        req.waits_for.add(part.name)
+        req.wait_for(part.name)
         req.move(RequestState.WAITING_KV)
 
     def wake(self, ready: Readiness, part: ControlPart) -> None:
@@ -151,7 +103,7 @@ class Ledger:
             return
         self.stuck = False
         if ready.error is not None:
-            self.deltas.append(self.finish(req, FinishReason.ERROR, error=ready.error))
+            self.dismiss(req, FinishReason.ERROR, ready.error)
             return
         if req.state is RequestState.RUNNING:
             if ready.num_tokens < req.promised_tokens:
@@ -159,7 +111,7 @@ class Ledger:
             return
         if part.name not in req.waits_for:
             return
-        req.waits_for.remove(part.name)
+        req.heard_from(part.name)
         if req.holds_blocks:
             self._adopt(req, ready.num_tokens, part)
         if not req.waits_for:
@@ -176,7 +128,7 @@ class Ledger:
         req.note_cached(local, req.promised_source or part.name, there - local, req.promised_shares)
         self.commit(req, there)
         req.start_from(there)
-        req.promised_tokens = 0
+        req.promise(0)
 
     def commit(self, req: Request, num_certain_tokens: int) -> None:
         """Make full blocks findable, and tell the parts of those that are new (SCH-25)."""
@@ -184,6 +136,19 @@ class Ledger:
         if hashes:
             for part in self.parts:
                 part.on_commit(req, first, hashes)
+
+    # ---- running ----------------------------------------------------------------------------
+
+    def admit(self, req: Request, seq: int) -> None:
+        """The head of the queue runs from step `seq` on: a slot has one owner, which is in its prompt at first."""
+        req.run(self.free_slots.pop(), seq, self.clock())
+        self.order.admit()
+        self.in_prompt[req] = None
+
+    def leave_prompt(self, req: Request) -> None:
+        """All of its prompt is in a step. Raises `KeyError` for one that was not in its prompt."""
+        del self.in_prompt[req]
+        req.leave_prompt()
 
     # ---- going out --------------------------------------------------------------------------
 
@@ -201,19 +166,15 @@ class Ledger:
         """End a request, whatever it was doing; its last delta."""
         del self.requests[req.request_id]
         self._leave_queues(req)
-        req.move(RequestState.FINISHED)
-        req.finish_reason = reason
-        req.valid_from = NEVER
-        req.times.finished_s = self.clock()
-        if req.slot is not None:
-            self.free_slots.append(req.slot)
-            self.finished_slots.append(req.slot)
-            req.slot = None
+        slot = req.slot
+        req.end(reason, self.clock())
+        if slot is not None:
+            self.free_slots.append(slot)
+            self.finished_slots.append(slot)
         parts = self._farewell(req)
         for rule in req.constraints:
             rule.forget(req)
-        count = self.counters.finished
-        count[reason.value] = count.get(reason.value, 0) + 1
+        self.counters.ended(reason)
         self.stuck = False
         return RequestDelta(
             request_id=req.request_id,
@@ -230,6 +191,10 @@ class Ledger:
             parts=parts,
         )
 
+    def dismiss(self, req: Request, reason: FinishReason, error: str | None = None) -> None:
+        """End a request that no result ended; its last delta waits for the next outputs."""
+        self.deltas.append(self.finish(req, reason, error=error))
+
     def _leave_queues(self, req: Request) -> None:
         self.order.remove(req)
         self.in_prompt.pop(req, None)
@@ -244,7 +209,7 @@ class Ledger:
             if hold.holds_blocks:
                 holders.add(part.name)
         if holders:
-            self.held[req.request_id] = _Held(holders, req.last_seq)
+            self.held[req.request_id] = HeldBlocks(holders, req.last_seq)
         else:
             self.kv.release(req.request_id, after=self._after(req.last_seq))
         return tuple(outputs)
@@ -261,8 +226,7 @@ class Ledger:
         held = self.held.get(request_id)
         if held is None:
             return
-        held.parts.discard(part.name)
-        if not held.parts:
+        if held.let_go(part.name):
             del self.held[request_id]
             self.kv.release(request_id, after=self._after(held.last_seq))
             self.stuck = False
@@ -285,7 +249,7 @@ class Ledger:
             self.preempted_slots.append(req.slot)
         self.kv.release(req.request_id, after=self._after(req.last_seq) if self.parts else None)
         req.preempt(self.clock())
-        self.counters.preemptions += 1
+        self.counters.preempted()
         self.stuck = False
         for part in self.parts:
             part.on_preempt(req)
@@ -304,6 +268,25 @@ class Ledger:
     def blocks_on_their_way(self) -> bool:
         """Blocks were given back and become free when a step in flight returns."""
         return self.fence > self.applied_seq
+
+    def take_slots(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Slots of who ended and of who was preempted, for the worker to drop: each is told once, in the next plan."""
+        finished, preempted = tuple(self.finished_slots), tuple(self.preempted_slots)
+        self.finished_slots.clear()
+        self.preempted_slots.clear()
+        return finished, preempted
+
+    def launch(self, seq: int, rows: list[Request], starts: list[int], late: tuple[ControlPart, ...]) -> None:
+        """Step `seq` is submitted with these rows, each from its start; it stays in the table until `retire`."""
+        self.flights[seq] = Flight(rows, starts, late, self.clock())
+
+    def found_nothing(self, *, but_changed: bool) -> None:
+        """Scheduling has nothing to do until something changes, unless it changed something itself."""
+        self.stuck = not but_changed
+
+    def look_again(self) -> None:
+        """Something changed."""
+        self.stuck = False
 
     def retire(self, seq: int) -> Flight:
         """Step `seq` has come back."""

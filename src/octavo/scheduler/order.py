@@ -92,7 +92,7 @@ class Order:
         """Queue a request: a new one, or one that comes back with the key it had."""
         if not req.key:
             self._number += 1
-            req.key = self._policy.key(req, self._number)
+            req.rank(self._policy.key(req, self._number))
         if len(self._waiting) == self._head or self._waiting[-1].key < req.key:
             self._waiting.append(req)
         else:

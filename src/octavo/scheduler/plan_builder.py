@@ -42,21 +42,27 @@ class TokenBudget:
 class RowTake:
     """What one row took, for rows that took more than one token of the budget.
 
-    Owns: its fields; the builder fills them once.
+    Owns: its fields; the builder moves `row` and counts `spare`.
     """
 
     __slots__ = ("constraints", "count", "drafts", "in_prompt", "reservation", "reserved", "row", "sample", "spare")
 
-    def __init__(self, row: int, count: int, sample: int, drafts: int, in_prompt: bool, reserved: int) -> None:
+    def __init__(self, row: int, count: int, sample: int, drafts: int, in_prompt: bool) -> None:
         self.row = row
         self.count = count
         self.sample = sample
         self.drafts = drafts
         self.spare = 0
         self.in_prompt = in_prompt
-        self.reserved = reserved  # the room its blocks had before
+        self.reserved = 0  # the room its blocks had before
         self.reservation: Reservation | None = None
         self.constraints: tuple[Rule, ...] = ()
+
+    def keep(self, constraints: tuple[Rule, ...], reservation: Reservation | None, reserved: int) -> None:
+        """What `drop` gives back beside tokens: whom to tell, the blocks, and the room there was without them."""
+        self.constraints = constraints
+        self.reservation = reservation
+        self.reserved = reserved
 
 
 class _Settled:
@@ -82,7 +88,7 @@ class PlanBuilder:
     `num_in_flight` is how many submitted steps have not come back: with 0 every token is known.
     `short` says that somebody who runs found no blocks: then nobody is admitted.
 
-    Owns: the rows, their takes, the budget, and who was preempted; it changes the counters of its requests.
+    Owns: the rows, their takes, the budget, and who was preempted. Its requests count for themselves.
     """
 
     __slots__ = (
@@ -110,15 +116,15 @@ class PlanBuilder:
         self.short = False
         self._kv = kv
 
-    def add_decode(self, req: Request) -> None:
-        """The hot path: one token, in a block it has, for a request that no rule limits."""
-        start = req.num_computed_tokens
+    def add_decode(self, req: Request) -> bool:
+        """The hot path: one token, in a block it has, for a request that no rule limits. False: it is none of these."""
+        start = req.schedule_next(self.seq)
+        if start is None:
+            return False
         self.rows.append(req)
         self.num_computed_tokens.append(start)
-        req.num_computed_tokens = start + 1
-        req.num_placeholders += 1
-        req.last_seq = self.seq
         self.budget.left -= 1
+        return True
 
     def try_add(
         self,
@@ -156,17 +162,13 @@ class PlanBuilder:
         known = req.num_tokens + req.num_placeholders
         drafts = max(0, start + n - known)
         sample = 1 if start + n >= known and known < req.max_total_tokens else 0
-        take = RowTake(len(self.rows), n, sample, drafts, in_prompt, room)
-        take.reservation = reservation
-        take.constraints = constraints
+        take = RowTake(len(self.rows), n, sample, drafts, in_prompt)
+        take.keep(constraints, reservation, room)
         self._spend(take, 1)
         self.rows.append(req)
         self.num_computed_tokens.append(start)
         self.takes[req] = take
-        req.num_computed_tokens = start + n
-        req.num_placeholders += sample
-        req.num_drafts -= drafts
-        req.last_seq = self.seq
+        req.schedule(n, sample=sample, drafts=drafts, seq=self.seq)
         for rule in constraints:
             rule.commit(req, n, self)
         return True
@@ -191,20 +193,17 @@ class PlanBuilder:
             other.row -= other.row > row
         self.new = [entry for entry in self.new if entry[0] is not req]
         take = self.takes.pop(req, None)
-        req.num_computed_tokens = start
         if take is None:
             self.budget.left += 1
-            req.num_placeholders -= 1
+            req.unschedule(start, sample=1, drafts=0)
             return
-        req.num_placeholders -= take.sample
-        req.num_drafts += take.drafts
+        req.unschedule(start, sample=take.sample, drafts=take.drafts)
         self._spend(take, -1)
         for rule in reversed(take.constraints):
             rule.undo(req, self)
         if take.reservation is not None:
             self._kv.cancel(take.reservation)
-            req.num_reserved_tokens = take.reserved
-            req.holds_blocks = take.reserved > 0
+            req.unreserve(take.reserved)
 
     def reserved(self, req: Request) -> tuple[tuple[int, ...], ...]:
         """Blocks by group that this row got in this step."""

@@ -8,17 +8,20 @@ The counters obey, at every moment, for a request that is alive (checked by `che
 
     0 <= num_computed_tokens <= num_tokens + num_placeholders + drafts in flight
     num_tokens == len(tokens), one hash for each full block of known tokens
+
+Fields are plain attributes, since the step reads them for every row; outside this module they are read only, which
+`tests/architecture/test_owners.py` holds.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol, overload
+from typing import Any, Final, Protocol
 
-from octavo.base.errors import ContextLengthError
-from octavo.base.outputs import RequestTimes
 from octavo.base.requests import EngineRequest
 from octavo.base.types import FinishReason, RequestState, check_transition
 from octavo.kvcache.hashing import BlockHash, HashChain
 from octavo.kvcache.tables import LookupReason
+from octavo.scheduler.timeline import Timeline
+from octavo.scheduler.tokens import TokensView, end_for_length, stop_ids
 
 NEVER = 1 << 62  # a step number that does not come
 
@@ -35,51 +38,6 @@ class Rule(Protocol):
     def commit(self, req: "Request", n: int, builder: Any) -> None: ...
     def undo(self, req: "Request", builder: Any) -> None: ...
     def forget(self, req: "Request") -> None: ...
-
-
-class TokensView(Sequence[int]):
-    """A window on a request's running token list that cannot change it (REQ-2).
-
-    Owns: nothing; it shows what the list holds when it is read.
-    """
-
-    __slots__ = ("_start", "_stop", "_tokens")
-
-    def __init__(self, tokens: list[int], start: int = 0, stop: int | None = None) -> None:
-        self._tokens = tokens
-        self._start = start
-        self._stop = stop
-
-    def __len__(self) -> int:
-        return (len(self._tokens) if self._stop is None else self._stop) - self._start
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        return self._tokens[self._start : self._stop][index]
-
-
-class Timeline:
-    """Moments of one request on the engine's monotonic clock, in seconds; 0 means 'not yet' (REQ-6).
-
-    Owns: its fields; each is written once, but `preempted_s` grows.
-    """
-
-    __slots__ = ("arrived_s", "finished_s", "first_token_s", "preempted_s", "queued_s", "scheduled_s")
-
-    def __init__(self, arrived_s: float, queued_s: float) -> None:
-        self.arrived_s = arrived_s
-        self.queued_s = queued_s
-        self.scheduled_s = 0.0
-        self.first_token_s = 0.0
-        self.finished_s = 0.0
-        self.preempted_s: list[float] = []
-
-    def snapshot(self) -> RequestTimes:
-        """The moments as a message."""
-        return RequestTimes(self.arrived_s, self.queued_s, self.scheduled_s, self.first_token_s, self.finished_s)
 
 
 class Request:
@@ -140,25 +98,25 @@ class Request:
 
     def __init__(self, source: EngineRequest, chain: HashChain, *, block_size: int, max_model_len: int, now: float):
         sampling = source.sampling
-        self.source = source
-        self.request_id = source.request_id
-        self.sampling = sampling
+        self.source: Final = source
+        self.request_id: Final = source.request_id
+        self.sampling: Final = sampling
         self.state = RequestState.NEW
         self.finish_reason: FinishReason | None = None
         self.slot: int | None = None
-        self.times = Timeline(source.arrival_s, now)
+        self.times: Final = Timeline(source.arrival_s, now)
         # ---- tokens
         self._tokens = list(source.prompt_token_ids)
         self._chain = chain
         self._hash_size = block_size
         self._next_hash = block_size
         self.num_tokens = self.num_prompt_tokens = len(self._tokens)
-        self.max_total_tokens = _end(self.num_tokens, sampling.max_tokens, max_model_len)
-        self.min_total_tokens = self.num_prompt_tokens + sampling.min_tokens
-        self.stop_ids = _stop_ids(source)
-        self.wants_logprobs = sampling.logprobs is not None
+        self.max_total_tokens: Final = end_for_length(self.num_tokens, sampling.max_tokens, max_model_len)
+        self.min_total_tokens: Final = self.num_prompt_tokens + sampling.min_tokens
+        self.stop_ids: Final = stop_ids(source)
+        self.wants_logprobs: Final = sampling.logprobs is not None
         # Every prompt position must be computed to be scored.
-        self.reads_prefix_cache = sampling.prompt_logprobs is None
+        self.reads_prefix_cache: Final = sampling.prompt_logprobs is None
         self._hash()
         # ---- counters
         self.num_computed_tokens = 0
@@ -238,12 +196,90 @@ class Request:
         """All known tokens as a value, for a message."""
         return tuple(self._tokens)
 
-    # ---- changes ----------------------------------------------------------------------------
+    # ---- changes: where it stands -----------------------------------------------------------
 
     def move(self, state: RequestState) -> None:
         """Change state; raises `RuntimeError` when the table in `base.types` does not allow it."""
         check_transition(self.state, state)
         self.state = state
+
+    def obey(self, rules: Sequence[Rule]) -> None:
+        """The rules that apply to it, for its whole life."""
+        self.constraints = tuple(rules)
+        self.decode_constraints = tuple(rule for rule in rules if rule.limits_decode)
+
+    def rank(self, key: tuple[float, ...]) -> None:
+        """Its place among all requests: given once, and kept through preemptions (SCH-30)."""
+        self.key = key
+
+    def wait_for(self, part: str) -> None:
+        """Out of the queues until `part` has spoken; who waits for anybody is in no queue."""
+        self.waits_for.add(part)
+
+    def heard_from(self, part: str) -> None:
+        """`part` has spoken. Raises `KeyError` when it was not waited for."""
+        self.waits_for.remove(part)
+
+    def run(self, slot: int, seq: int, now: float) -> None:
+        """Admitted by step `seq`. It has a slot exactly while it is RUNNING; results from `seq` on are its own."""
+        self.move(RequestState.RUNNING)
+        self.slot = slot
+        self.valid_from = seq
+        if not self.times.scheduled_s:
+            self.times.scheduled_s = now
+
+    def leave_prompt(self) -> None:
+        """All of its prompt is in a step: from here on it decodes, which is the hot path when no rule limits that."""
+        self.steady = not self.decode_constraints
+
+    def preempt(self, now: float) -> None:
+        """Leave the running ones: results in flight become stale (SCH-30, SCH-31)."""
+        self.move(RequestState.PREEMPTED)
+        self.num_stale_output_tokens += self.num_placeholders
+        self.num_placeholders = 0
+        self.num_preemptions += 1
+        self.times.preempted_s.append(now)
+        self.slot = None
+        self.valid_from = NEVER
+        self.lose_blocks()
+
+    def end(self, reason: FinishReason, now: float) -> None:
+        """The last change of all: results in flight become stale, and its slot is another's."""
+        self.move(RequestState.FINISHED)
+        self.finish_reason = reason
+        self.valid_from = NEVER
+        self.times.finished_s = now
+        self.slot = None
+
+    # ---- changes: what a step computes ------------------------------------------------------
+
+    def schedule(self, n: int, *, sample: int, drafts: int, seq: int) -> None:
+        """Step `seq` computes its next `n` tokens, within what is reserved, the last `drafts` of them guesses, and
+        samples `sample` (0 or 1)."""
+        self.num_computed_tokens += n
+        self.num_placeholders += sample
+        self.num_drafts -= drafts
+        self.last_seq = seq
+
+    def schedule_next(self, seq: int) -> int | None:
+        """`schedule` of one token that is sampled from, in a block that it has: the hot path. The position that it
+        computes; None, and nothing changes, when that is not what comes next."""
+        start = self.num_computed_tokens
+        if not self.steady or start >= self.num_reserved_tokens or self.num_drafts:
+            return None
+        known = self.num_tokens + self.num_placeholders
+        if known - start != 1 or (known >= self.max_total_tokens and self.num_placeholders):
+            return None
+        self.num_computed_tokens = start + 1
+        self.num_placeholders += 1
+        self.last_seq = seq
+        return start
+
+    def unschedule(self, start: int, *, sample: int, drafts: int) -> None:
+        """The inverse of `schedule` from `start` (SCH-12); `last_seq` stays, since to wait longer is safe."""
+        self.num_computed_tokens = start
+        self.num_placeholders -= sample
+        self.num_drafts += drafts
 
     def append(self, token: int) -> None:
         """A token came back: it is known now, and its block is hashed when it became full (REQ-2)."""
@@ -252,9 +288,36 @@ class Request:
         if self.num_tokens >= self._next_hash:
             self._hash()
 
+    def accept(self, token: int) -> None:
+        """The one token that a step was to sample, the hot path: what was a placeholder is known, so their sum stays."""
+        self._tokens.append(token)
+        self.num_tokens += 1
+        self.num_placeholders -= 1
+        if self.num_tokens >= self._next_hash:
+            self._hash()
+
+    def resolve(self, num_rejected: int) -> None:
+        """What a step sampled was appended: its placeholder goes, and rejected drafts count as not computed."""
+        self.num_placeholders -= 1
+        self.num_computed_tokens -= num_rejected
+
+    def propose(self, num_drafts: int) -> None:
+        """So many guesses may follow; one token is always sampled after them, and must still be wanted."""
+        self.num_drafts = min(num_drafts, max(0, self.max_total_tokens - self.num_tokens - 1))
+
+    def scored(self, num_tokens: int) -> None:
+        """Scores of the first `num_tokens` prompt tokens were delivered; the count never falls, also when it starts over."""
+        self.num_prompt_scored = num_tokens
+
+    def note_first_token(self, now: float) -> None:
+        """Its first output token came; a preemption does not bring another first one."""
+        self.times.first_token_s = now
+
     def _hash(self) -> None:
         self._chain.extend(self._tokens)
         self._next_hash = (len(self._chain.hashes) + 1) * self._hash_size
+
+    # ---- changes: its blocks ----------------------------------------------------------------
 
     def start_from(self, num_tokens: int) -> None:
         """The first `num_tokens` tokens need no computing: found in a cache, or loaded."""
@@ -270,6 +333,18 @@ class Request:
         size = self._hash_size
         self.num_reserved_tokens = -(-num_tokens // size) * size
         self.holds_blocks = True
+
+    def unreserve(self, num_tokens: int) -> None:
+        """The last `reserved` was cancelled: there is room for `num_tokens` as before it; 0: it holds none."""
+        self.num_reserved_tokens = num_tokens
+        self.holds_blocks = num_tokens > 0
+
+    def promise(self, num_tokens: int, source: str = "", shares: tuple[tuple[int, str], ...] = ()) -> None:
+        """A part is to bring its prefix up to there (0: nothing is owed any more); `source` and `shares` as in
+        `seams.Match`. Only blocks that it holds can be filled: who loses them is promised nothing."""
+        self.promised_tokens = num_tokens
+        self.promised_source = source
+        self.promised_shares = shares
 
     def note_cached(
         self, local_tokens: int, source: str, source_tokens: int, shares: Sequence[tuple[int, str]] = ()
@@ -295,17 +370,6 @@ class Request:
         self.holds_blocks = False
         self.promised_tokens = 0
         self.steady = False
-
-    def preempt(self, now: float) -> None:
-        """Leave the running ones: results in flight become stale (SCH-30, SCH-31)."""
-        self.move(RequestState.PREEMPTED)
-        self.num_stale_output_tokens += self.num_placeholders
-        self.num_placeholders = 0
-        self.num_preemptions += 1
-        self.times.preempted_s.append(now)
-        self.slot = None
-        self.valid_from = NEVER
-        self.lose_blocks()
 
     def check(self) -> None:
         """Raise `RuntimeError` when a counter broke its invariant (REQ-3)."""
@@ -334,24 +398,3 @@ class Request:
             f"Request({self.request_id}, {self.state.name}, tokens={self.num_tokens}+{self.num_placeholders}, "
             f"computed={self.num_computed_tokens}/{self.num_reserved_tokens}, slot={self.slot})"
         )
-
-
-def _end(num_prompt: int, max_tokens: int | None, max_model_len: int) -> int:
-    """Number of tokens at which a request ends for length."""
-    wants_output = max_tokens is None or max_tokens > 0
-    if num_prompt == 0:
-        raise ContextLengthError("the prompt is empty; send at least one token", param="prompt")
-    if num_prompt + wants_output > max_model_len:
-        raise ContextLengthError(
-            f"the prompt has {num_prompt} tokens and leaves no room in a context of {max_model_len}; shorten it",
-            param="prompt",
-        )
-    return max_model_len if max_tokens is None else min(num_prompt + max_tokens, max_model_len)
-
-
-def _stop_ids(source: EngineRequest) -> dict[int, int | None]:
-    """Token ids that end the request, each with the `stop_reason` to report."""
-    ids: dict[int, int | None] = {token: token for token in source.sampling.stop_token_ids}
-    if not source.sampling.ignore_eos:
-        ids.update(dict.fromkeys(source.eos_token_ids))
-    return ids

@@ -17,7 +17,7 @@ from octavo.base.types import FinishReason, RequestState
 from octavo.kvcache.hashing import BlockHasher, HashChain
 from octavo.kvcache.manager import KVCacheManager, PrefixHit
 from octavo.scheduler.describe import batch_lines, state_lines
-from octavo.scheduler.ledger import Flight, Ledger
+from octavo.scheduler.ledger import Ledger
 from octavo.scheduler.limits import MAX_PROMPTS_SIDE_BY_SIDE, SchedulerLimits, fair_needs, fair_prefill_chunk
 from octavo.scheduler.order import Order
 from octavo.scheduler.plan_builder import PlanBuilder, TokenBudget
@@ -88,15 +88,14 @@ class Scheduler:
             req, chain, block_size=self._hash_block_size, max_model_len=self._limits.max_model_len, now=self._clock()
         )
         self.ledger.welcome(record)
-        record.constraints = tuple(rule for rule in self._constraints if rule.applies(record))
-        record.decode_constraints = tuple(rule for rule in record.constraints if rule.limits_decode)
+        record.obey([rule for rule in self._constraints if rule.applies(record)])
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End these requests now; the last delta of each comes with the next outputs. Unknown ids are ignored."""
         for request_id in request_ids:
             req = self.ledger.requests.get(request_id)
             if req is not None:
-                self.ledger.deltas.append(self.ledger.finish(req, FinishReason.ABORT))
+                self.ledger.dismiss(req, FinishReason.ABORT)
 
     # ---- the step ---------------------------------------------------------------------------
 
@@ -107,6 +106,8 @@ class Scheduler:
         for req in order.running:
             if budget.left <= 0:
                 break
+            if builder.add_decode(req):
+                continue
             while not self._place(req, builder):
                 builder.short = True
                 if self.ledger.blocks_on_their_way:
@@ -152,9 +153,6 @@ class Scheduler:
         n = known - req.num_computed_tokens
         if req.num_placeholders and known >= req.max_total_tokens:
             return True  # what is in flight ends it
-        if n == 1 and req.steady and req.num_computed_tokens < req.num_reserved_tokens and not req.num_drafts:
-            builder.add_decode(req)
-            return True
         return n <= 0 or self._place_any(req, n + req.num_drafts, builder)
 
     def _place_any(self, req: Request, n: int, builder: PlanBuilder) -> bool:
@@ -169,8 +167,7 @@ class Scheduler:
             return False
         self._tell_reserved(req, builder)
         if in_prompt and req.num_computed_tokens >= req.num_tokens:
-            del self.ledger.in_prompt[req]
-            req.steady = not req.decode_constraints
+            self.ledger.leave_prompt(req)
         return True
 
     def _cap(self, req: Request, n: int, rules: tuple[Rule, ...], in_prompt: bool, builder: PlanBuilder) -> int:
@@ -243,24 +240,16 @@ class Scheduler:
 
     def _enter(self, req: Request, found: _Found, builder: PlanBuilder) -> None:
         """It got its tokens and blocks: from now on it runs."""
-        ledger = self.ledger
         had_blocks = found.hit is None
         blocks = self._kv.blocks(req.request_id) if had_blocks else builder.reserved(req)
-        req.move(RequestState.RUNNING)
-        self._order.admit()
-        req.slot = ledger.free_slots.pop()
-        req.valid_from = builder.seq
-        if not req.times.scheduled_s:
-            req.times.scheduled_s = self._clock()
+        self.ledger.admit(req, builder.seq)
         builder.new.append((req, blocks))
         if not had_blocks:
             req.note_cached(found.local, found.source, found.total - found.local, found.shares)
-            req.promised_tokens = found.total if found.part is not None else 0
+            req.promise(found.total if found.part is not None else 0)
         self._tell_reserved(req, builder, found.part, found.total)
-        if req.num_computed_tokens < req.num_tokens:
-            ledger.in_prompt[req] = None
-        else:
-            req.steady = not req.decode_constraints
+        if req.num_computed_tokens >= req.num_tokens:
+            self.ledger.leave_prompt(req)
 
     def _park(self, req: Request, found: _Found, part: ControlPart) -> bool:
         """Reserve the blocks that `part` will fill, and wait for it outside the queues."""
@@ -277,9 +266,7 @@ class Scheduler:
         self._order.pop()
         req.start_from(found.local)
         req.reserved(found.total)
-        req.promised_tokens = found.total
-        req.promised_source = found.source
-        req.promised_shares = found.shares
+        req.promise(found.total, found.source, found.shares)
         self.ledger.park(req, part)
         for each in self._parts:
             each.after_reserve(req, reservation.new_blocks, found.total if each is part else 0)
@@ -311,7 +298,7 @@ class Scheduler:
                 f"the request needs more KV memory than there is: its {req.num_tokens} tokens do not fit in "
                 f"{self._kv.num_total_blocks} blocks; shorten it, or give the engine more KV blocks"
             )
-            ledger.deltas.append(ledger.finish(req, FinishReason.ERROR, error=error))
+            ledger.dismiss(req, FinishReason.ERROR, error)
         return True
 
     # ---- the plan ---------------------------------------------------------------------------
@@ -322,22 +309,19 @@ class Scheduler:
         shares = tuple(answer for _, answer in answers if isinstance(answer, PlanPart))
         late = [(part, answer.kind) for part, answer in answers if isinstance(answer, Late)]
         if not builder.rows and not shares and not late:
-            ledger.stuck = not builder.preempted
+            ledger.found_nothing(but_changed=bool(builder.preempted))
             return None
+        slots, (finished, preempted) = self._slots(builder), ledger.take_slots()
         plan = builder.seal(
-            slots=self._slots(builder),
-            finished=tuple(ledger.finished_slots),
-            preempted=tuple(ledger.preempted_slots),
+            slots=slots,
+            finished=finished,
+            preempted=preempted,
             parts=shares,
             late=tuple(kind for _, kind in late),
             num_groups=self._num_groups,
         )
         self._seq = builder.seq
-        ledger.finished_slots.clear()
-        ledger.preempted_slots.clear()
-        ledger.flights[builder.seq] = Flight(
-            builder.rows, builder.num_computed_tokens, tuple(part for part, _ in late), self._clock()
-        )
+        ledger.launch(builder.seq, builder.rows, builder.num_computed_tokens, tuple(part for part, _ in late))
         if self._debug:
             ledger.check()
         return plan
@@ -389,7 +373,7 @@ class Scheduler:
     def resume(self) -> None:
         """Admit again."""
         self._paused = False
-        self.ledger.stuck = False
+        self.ledger.look_again()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content, with requests running (SCH-28): these keep what they have and share no more.

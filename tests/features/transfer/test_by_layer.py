@@ -8,13 +8,13 @@ import pytest
 from octavo.base.errors import ClientError
 from octavo.base.step import StepTimings
 from octavo.base.types import FinishReason
-from octavo.features.transfer.control.consumer import Consumer, OnFailure
+from octavo.features.transfer.control.consumer import OnFailure
 from octavo.features.transfer.control.disagg import DisaggControl
 from octavo.features.transfer.control.producer import Producer
 from octavo.features.transfer.disagg import DisaggReport, LeaseEvent, LeaseNews, read_hint
 from octavo.features.transfer.plan import JobReport
 from octavo.scheduler.seams import Match, Retry
-from tests.features.transfer.test_disagg import LEASE_S, Clock, make_producer, offered, request
+from tests.features.transfer.test_disagg import LEASE_S, Clock, make_consumer, make_producer, offered, request
 
 TABLE = (11, 12, 13, 14, 15, 16, 17)
 
@@ -84,7 +84,7 @@ def test_nothing_is_saved_of_a_prompt_that_nobody_asked_to_keep_or_without_the_o
 
 
 def consumer(policy=OnFailure.RECOMPUTE):
-    return Consumer([16], policy, by_layer=True)
+    return make_consumer(policy, by_layer=True)
 
 
 def arrived(side, **more):
@@ -102,7 +102,7 @@ def test_a_step_reads_what_it_computes_with_once_all_of_it_is_there():
     part.absorb(_result(LeaseEvent(lease, LeaseNews.THERE)))
     assert side.match(req, 32) == Match(tokens=99, wait=False, source="remote")
     req.num_computed_tokens = 100  # as the step that computes with it counts
-    side.reserved(req, ((1, 2, 3, 4, 5, 6, 7),), 99)
+    side.reserved(req, 99)
     (pull,) = side.take()[2]
     assert pull.in_step and pull.places == ((2, 3, 4, 5, 6),) and pull.blocks == ((3, 4, 5, 6, 7),)
     ready, _ = side.report(JobReport(job=pull.job, good=(True, False, True, True, True)))
@@ -137,13 +137,13 @@ def test_a_hint_carries_what_the_producer_s_worker_offers_and_the_consumer_compa
     DisaggControl(Clock(), producer, None).handshake({"weights": "aa", "a file holds": "one layer"})
     hint = producer.offer(req).parts[0].data
     for form, other in (({"weights": "aa", "a file holds": "one layer"}, 0), ({"weights": "bb"}, 1), ({}, 0)):
-        side = Consumer([16], OnFailure.RECOMPUTE)
+        side = make_consumer()
         DisaggControl(Clock(), None, side).handshake(form)
         taker = request("d", data=hint)
         side.arrive(taker)
         assert side.counts["other_form"] == other and (side.match(taker, 0) == Match()) is bool(other)
     assert "weights: aa there, bb here" in caplog.text
-    side = Consumer([16], OnFailure.FAIL)
+    side = make_consumer(OnFailure.FAIL)
     side.handshake({"weights": "bb"})
     with pytest.raises(
         ClientError, match=r"could not be fetched from tcp://10.0.0.1:7100: .*weights: aa there, bb here"

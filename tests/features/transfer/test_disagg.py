@@ -74,6 +74,12 @@ def make_producer(clock=None, blocks=((1, 2, 3, 4, 5, 6, 7),)):
     )
 
 
+def make_consumer(on_failure=OnFailure.RECOMPUTE, tables=None, **more):
+    """Blocks are 1 to 7 for everybody, or as in `tables`."""
+    blocks_of = (lambda _: (tuple(range(1, 8)),)) if tables is None else tables.__getitem__
+    return Consumer([16], on_failure, blocks_of=blocks_of, **more)
+
+
 def offered(producer, name="r", tokens=range(100), **more):
     """The hint of a prompt that was asked to be kept."""
     held = producer.offer(request(name, tokens, {"do_remote_decode": True}, FinishReason.LENGTH, **more))
@@ -192,28 +198,26 @@ def waiting(consumer, name="d", tokens=range(100), local=0, **changes):
     consumer.arrive(req)
     match = consumer.match(req, local)
     assert match == Match(tokens=len(tokens) - 1, wait=True, source="remote")
-    blocks = tuple(range(1, 1 + -(-len(tokens) // 16)))
-    consumer.reserved(req, (blocks,), match.tokens)
+    consumer.reserved(req, match.tokens)
     watches, drops, (pull,) = consumer.take()
     assert [w.lease for w in watches] == [pull.lease] and not drops
     return req, pull
 
 
 def test_everything_beyond_what_is_here_is_fetched_and_the_lease_returned():
-    consumer = Consumer([16], OnFailure.RECOMPUTE)
+    consumer = make_consumer()
     req, pull = waiting(consumer, local=32)
     assert pull.places == ((2, 3, 4, 5, 6),) and pull.blocks == ((3, 4, 5, 6, 7),)
     ready, freed = consumer.report(JobReport(job=pull.job, good=(True,) * 5))
     assert ready.num_tokens == 99 and freed is None
     assert [(d.lease, d.done) for d in consumer.take()[1]] == [(pull.lease, True)]
     assert consumer.match(req, 0) == Match()  # preempted later: computed again
-    consumer.preempted(req)
     assert not consumer.finish(req).holds_blocks and len(consumer) == 0
     assert consumer.report(JobReport(job=pull.job, good=(True,) * 5)) == (None, None)  # said twice
 
 
 def test_what_did_not_come_is_computed_here():
-    consumer = Consumer([16], OnFailure.RECOMPUTE)
+    consumer = make_consumer()
     _, pull = waiting(consumer)
     ready, _ = consumer.report(JobReport(job=pull.job, good=(True, True, False, True, True, True, True)))
     assert ready.num_tokens == 32 and ready.error is None and consumer.counts["partly_fetched"] == 1
@@ -221,7 +225,7 @@ def test_what_did_not_come_is_computed_here():
 
 
 def test_what_was_here_is_not_counted_as_fetched():
-    consumer = Consumer([16], OnFailure.RECOMPUTE)
+    consumer = make_consumer()
     _, nothing = waiting(consumer, "a", local=32)
     consumer.report(JobReport(job=nothing.job, good=(False,) * 5))
     consumer.take()
@@ -232,7 +236,7 @@ def test_what_was_here_is_not_counted_as_fetched():
 
 
 def test_or_ends_the_request_where_that_was_asked_for():
-    consumer = Consumer([16], OnFailure.FAIL)
+    consumer = make_consumer(OnFailure.FAIL)
     _, pull = waiting(consumer)
     ready, _ = consumer.report(JobReport(job=pull.job, good=(False,) * 7, error="connection refused"))
     assert ready.error == (
@@ -242,7 +246,7 @@ def test_or_ends_the_request_where_that_was_asked_for():
 
 def test_also_when_the_lease_is_over_before_the_request_has_its_turn():
     for policy, errors in ((OnFailure.RECOMPUTE, []), (OnFailure.FAIL, ["d"])):
-        consumer = Consumer([16], policy)
+        consumer = make_consumer(policy)
         data = offered(make_producer())
         req = request("d", data=data)
         consumer.arrive(req)
@@ -254,19 +258,19 @@ def test_also_when_the_lease_is_over_before_the_request_has_its_turn():
 
 
 def test_a_request_that_ends_while_its_blocks_are_filled_keeps_them_until_that_has_ended():
-    consumer = Consumer([16], OnFailure.RECOMPUTE)
+    consumer = make_consumer()
     req, pull = waiting(consumer)
     assert consumer.finish(req).holds_blocks
     assert consumer.report(JobReport(job=pull.job, good=(True,) * 7)) == (None, "d")
 
 
 def test_a_lease_that_is_not_needed_is_returned():
-    consumer = Consumer([16], OnFailure.RECOMPUTE)
+    consumer = make_consumer()
     data = offered(make_producer())
     found_here = request("a", data=data, computed=99)
     consumer.arrive(found_here)
     assert consumer.match(found_here, 99) == Match()
-    consumer.reserved(found_here, ((1, 2),), 0)
+    consumer.reserved(found_here, 0)
     left_early = request("b", data=data)
     consumer.arrive(left_early)
     consumer.finish(left_early)
@@ -283,7 +287,7 @@ def test_a_lease_that_is_not_needed_is_returned():
 def test_a_lease_cannot_be_put_beside_another_prompt():
     producer = make_producer()
     mine, other = offered(producer, "a"), offered(producer, "b", range(5, 105))
-    consumer = Consumer([16], OnFailure.RECOMPUTE)
+    consumer = make_consumer()
     forged = request(data={**mine, "lease": other["lease"]})  # an honest hint, but for the name of the lease
     consumer.arrive(forged)
     assert consumer.match(forged, 0) == Match() and consumer.counts["not_ours"] == 1
@@ -302,7 +306,7 @@ def test_a_lease_cannot_be_put_beside_another_prompt():
     ],
 )
 def test_an_address_that_is_none_reaches_no_transport(address):
-    consumer = Consumer([16], OnFailure.RECOMPUTE)
+    consumer = make_consumer()
     req = request(data={**offered(make_producer()), "address": address})
     consumer.arrive(req)
     assert consumer.take() == ((), (), ()) and consumer.match(req, 0) == Match()
@@ -310,7 +314,7 @@ def test_an_address_that_is_none_reaches_no_transport(address):
 
 
 def test_only_hosts_that_were_named_are_fetched_from():
-    consumer = Consumer([16], OnFailure.RECOMPUTE, allow=("10.0.0.1", "::1"))
+    consumer = make_consumer(allow=("10.0.0.1", "::1"))
     hosts = {"10.0.0.1": True, "[::1]": True, "10.0.0.2": False, "10.0.0.1.evil": False}
     for host, allowed in hosts.items():
         consumer.arrive(request(host, data={**offered(make_producer()), "address": f"tcp://{host}:7100"}))
@@ -319,7 +323,7 @@ def test_only_hosts_that_were_named_are_fetched_from():
 
 def test_an_idle_engine_keeps_ticking_while_leases_or_fetches_are_under_way():
     clock = Clock()
-    part = DisaggControl(clock, make_producer(clock), Consumer([16], OnFailure.RECOMPUTE))
+    part = DisaggControl(clock, make_producer(clock), make_consumer())
     idle = SimpleNamespace(rows=[], seq=1)
     assert part.next_deadline() is None and part.settled() and part.plan(idle) is None
     part.on_finish(request(data={"do_remote_decode": True}, reason=FinishReason.STOP))
@@ -340,7 +344,7 @@ def test_an_idle_engine_keeps_ticking_while_leases_or_fetches_are_under_way():
 
 def test_requests_that_wait_for_room_which_their_own_leases_hold_go_on():
     clock = Clock()
-    part = DisaggControl(clock, make_producer(clock), Consumer([16], OnFailure.RECOMPUTE))
+    part = DisaggControl(clock, make_producer(clock), make_consumer())
     idle, busy = SimpleNamespace(rows=[], seq=1), SimpleNamespace(rows=["x"], seq=2)
     leases = []
     for name in "ab":
@@ -409,7 +413,8 @@ class World:
         """A consumer that knows nothing of what was before."""
         for fetch in getattr(self, "fetches", []):
             fetch.stack.close()
-        self.consumer = Consumer([16], OnFailure.RECOMPUTE)
+        self.tables = {}
+        self.consumer = make_consumer(tables=self.tables)
         self.watched, self.fetches, self.reports, self.alive, self.notices = set(), [], [], {}, []
 
     def step(self):
@@ -448,8 +453,8 @@ class World:
 
     def admit(self, req):
         match = self.consumer.match(req, 0)
-        blocks = tuple(range(-(-req.num_tokens // 16)))
-        self.consumer.reserved(req, (tuple(b + 100 for b in blocks),), match.tokens)
+        self.tables[req.request_id] = (tuple(100 + place for place in range(-(-req.num_tokens // 16))),)
+        self.consumer.reserved(req, match.tokens)
 
     def abort(self):
         if self.alive:
@@ -458,10 +463,8 @@ class World:
 
     def consumer_plans(self):
         for req in list(self.alive.values()):
-            if self.random.random() < 0.3 and req.num_computed_tokens == 0:
-                wanted = self.consumer._wanted.get(req.request_id)
-                if wanted is not None and not wanted.blocks[0]:
-                    self.admit(req)
+            if self.random.random() < 0.3 and req.request_id not in self.tables:
+                self.admit(req)
         watches, drops, pulls = self.consumer.take()
         self.watched |= {w.lease for w in watches}
         self.fetches += [Fetch(pull) for pull in pulls]
@@ -600,7 +603,7 @@ def test_the_same_for_a_hundred_thousand_steps(seed):
     ],
 )
 def test_a_hint_cannot_lead_a_consumer_anywhere(transport, allow, address, may):
-    consumer = Consumer([16], OnFailure.RECOMPUTE, transport=transport, allow=allow)
+    consumer = make_consumer(transport=transport, allow=allow)
     req = request(data={**offered(make_producer()), "address": address})
     consumer.arrive(req)
     assert (consumer.match(req, 0).tokens > 0) is may and consumer.counts["not_allowed"] == (not may)

@@ -32,7 +32,13 @@ class Desk:
 
     def __init__(self, blocks=1, **rig):
         self.rig = Rig(**rig)
-        self.part = Offload(self.rig.stack, chunks=ChunkKeys((SIZE,), SIZE, blocks), clock=lambda: self.rig.now)
+        self.tables = {}
+        self.part = Offload(
+            self.rig.stack,
+            chunks=ChunkKeys((SIZE,), SIZE, blocks),
+            blocks_of=self.tables.__getitem__,
+            clock=lambda: self.rig.now,
+        )
         self.seq = 0
 
     def plan(self, rows=()):
@@ -51,13 +57,18 @@ class Desk:
         for job in (*plan.stores, *plan.loads, *plan.tier_jobs):
             self.absorb(JobReport(job=job.job, good=(good,) * len(job.keys)))
 
+    def reserve(self, req, blocks, external_tokens=0):
+        """The scheduler gave it blocks, and some of them are the part's to fill."""
+        self.tables[req.request_id] = (tuple(blocks),)
+        self.part.after_reserve(req, [blocks], external_tokens)
+
     def store(self, req):
         """All of a request's blocks, which are 1, 2, ..."""
         self.part.on_arrival(req)
         assert self.part.match(req, 0) == Retry()
         self.carry_out(self.plan(), good=False)  # no tier has it
         assert self.part.match(req, 0) == Match()
-        self.part.after_reserve(req, [list(range(1, len(req.block_hashes) + 1))], 0)
+        self.reserve(req, range(1, len(req.block_hashes) + 1))
         self.part.on_commit(req, 0, req.block_hashes)
         self.carry_out(plan := self.plan(rows=(req,)))
         self.part.on_finish(req)
@@ -173,7 +184,7 @@ def test_a_pin_that_a_result_ends_makes_room_for_the_blocks_that_it_commits():
     desk.part.match(second, 0)
     desk.carry_out(desk.plan(), good=False)
     assert desk.part.match(second, 0) == Match()
-    desk.part.after_reserve(second, [[5]], 0)
+    desk.reserve(second, [5])
     desk.absorb(JobReport(job=write.job, good=(True,)))  # as `ResultApplier.apply` does, first
     desk.part.on_commit(second, 0, second.block_hashes)
     plan = desk.plan(rows=(second,))
@@ -193,7 +204,7 @@ def test_chunks_of_several_blocks_are_stored_and_loaded_whole_but_for_what_is_he
     assert desk.part.match(again, SIZE) == Match(
         tokens=4 * SIZE, wait=True, source="host", shares=((4 * SIZE, "host"),)
     )
-    desk.part.after_reserve(again, [[11, 12, 13, 14]], 4 * SIZE)
+    desk.reserve(again, [11, 12, 13, 14], 4 * SIZE)
     (load,) = desk.plan().loads
     assert load.blocks == (0, 12, 13, 14) and len(load.rows) == 2  # block 11 is found here, and others read it
 
@@ -228,7 +239,7 @@ def test_every_figure_of_a_tier_and_of_the_host():
     assert figures("disk.promotions", "disk.failed_reads", "disk.failed_promotions") == (0, 1, 0)
     assert figures("disk.bytes_read", "disk.read_s", "host.filled_by_reads") == (50, 0.25, 1)
     assert desk.part.match(longer, 0).tokens == 3 * SIZE
-    desk.part.after_reserve(longer, [[1, 2, 3]], 3 * SIZE)
+    desk.reserve(longer, [1, 2, 3], 3 * SIZE)
     assert figures("host.hits", "host.lookups") == (3, 7)
     other = Asking("c", 2, 1)
     desk.part.on_arrival(other)

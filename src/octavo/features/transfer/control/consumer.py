@@ -3,7 +3,7 @@
 Promises: a request whose fetch failed is computed again from the last good block, or ends with an error where that was
 asked for, and never waits for ever; blocks that a fetch writes to belong to nobody else until it has ended, also when
 its request has.
-Does not know: sockets or bytes, or what the producer does with a lease.
+Does not know: a request's blocks (it asks for them), sockets or bytes, or what the producer does with a lease.
 """
 
 import logging
@@ -27,6 +27,7 @@ from octavo.features.transfer.disagg import (
 from octavo.features.transfer.options import FIELD
 from octavo.features.transfer.plan import JobReport
 from octavo.kvcache.policies import NULL_BLOCK
+from octavo.plugins.features import BlocksOf
 from octavo.scheduler.seams import FinishHold, Match, Readiness, Retry
 
 if TYPE_CHECKING:
@@ -56,10 +57,9 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class _Wanted:
-    """One request with a hint. Owns: its block table, and how far its fetch has come."""
+    """One request with a hint. Owns: how far its fetch has come."""
 
     hint: Hint
-    blocks: list[list[int]]
     stage: Stage = Stage.OFFERED
     pull: PullJob | None = None
     local: int = 0  # tokens that were here
@@ -80,6 +80,7 @@ class Consumer:
         block_sizes: Sequence[int],
         on_failure: OnFailure,
         *,
+        blocks_of: BlocksOf,
         transport: str = "tcp",
         allow: Sequence[str] = (),
         by_layer: bool = False,
@@ -87,6 +88,7 @@ class Consumer:
         """`allow`: hosts that hints may name; empty: any. `by_layer`: a step may read what it computes with."""
         self._sizes = tuple(block_sizes)
         self._on_failure = on_failure
+        self._blocks_of = blocks_of
         self._transport = transport
         self._by_layer = by_layer
         self._form: dict[str, str] = {}
@@ -135,7 +137,7 @@ class Consumer:
                 raise ClientError(_failed(hint, differs), param=FIELD)
             log.warning("the prompts of %s cannot be used here (%s); they are computed here", hint.address, differs)
             return
-        wanted = _Wanted(hint, [[] for _ in self._sizes])
+        wanted = _Wanted(hint)
         self._wanted[req.request_id] = wanted
         self._watches.append(LeaseWatch(lease=hint.lease, address=hint.address, lease_s=hint.lease_s))
         if not hint.is_for(req.source):
@@ -166,29 +168,26 @@ class Consumer:
             return Retry()  # a step waits for reading, and not for a producer
         return Match(tokens=tokens, wait=not wanted.in_step, source=SOURCE)
 
-    def reserved(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
+    def reserved(self, req: "Request", external_tokens: int) -> None:
         """Fetch, when the request was parked for it; it has no use for the lease once it runs without."""
         wanted = self._wanted.get(req.request_id)
-        if wanted is None:
-            return
-        for table, blocks in zip(wanted.blocks, block_ids, strict=True):
-            table.extend(blocks)
-        if wanted.stage is not Stage.OFFERED:
+        if wanted is None or wanted.stage is not Stage.OFFERED:
             return
         if not external_tokens:
             self._end(wanted, done=True)
             return
         local = wanted.local if wanted.in_step else req.num_computed_tokens  # which counts what this step computes
+        tables = self._blocks_of(req.request_id)
         places = tuple(
             tuple(i for i, block in enumerate(table) if block != NULL_BLOCK and (i + 1) * size > local)
-            for table, size in zip(wanted.blocks, self._sizes, strict=True)
+            for table, size in zip(tables, self._sizes, strict=True)
         )
         wanted.local, wanted.promised = local, external_tokens
         wanted.pull = PullJob(
             job=self._next_job,
             lease=wanted.hint.lease,
             places=places,
-            blocks=tuple(tuple(table[i] for i in row) for table, row in zip(wanted.blocks, places, strict=True)),
+            blocks=tuple(tuple(table[i] for i in row) for table, row in zip(tables, places, strict=True)),
             in_step=wanted.in_step,
         )
         wanted.stage = Stage.LOADING
@@ -200,12 +199,6 @@ class Consumer:
         """Who runs now."""
         if self._by_layer:
             self._running = {req.request_id for req in builder.rows}
-
-    def preempted(self, req: "Request") -> None:
-        """Its blocks are gone."""
-        wanted = self._wanted.get(req.request_id)
-        if wanted is not None:
-            wanted.blocks = [[] for _ in self._sizes]
 
     def finish(self, req: "Request") -> FinishHold:
         """The request ended; blocks that are being written to stay until that has ended too."""

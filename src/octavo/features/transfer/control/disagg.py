@@ -63,7 +63,7 @@ class DisaggControl:
 
     def after_reserve(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
         if self.consumer is not None:
-            self.consumer.reserved(req, block_ids, external_tokens)
+            self.consumer.reserved(req, external_tokens)
 
     def plan(self, builder: "PlanBuilder") -> PlanPart | Late | None:
         self._break_circle(builder)
@@ -120,8 +120,6 @@ class DisaggControl:
     def on_preempt(self, req: "Request") -> None:
         if self.producer is not None:
             self.producer.preempted(req)
-        if self.consumer is not None:
-            self.consumer.preempted(req)
 
     def on_finish(self, req: "Request") -> FinishHold:
         held = FinishHold() if self.consumer is None else self.consumer.finish(req)
@@ -193,7 +191,12 @@ def make(
     if sides.consumes:
         on_failure = OnFailure(options.kv_load_failure)
         consumer = Consumer(
-            sizes, on_failure, transport=transport, allow=options.kv_allow or (), by_layer=options.kv_by_layer
+            sizes,
+            on_failure,
+            blocks_of=context.blocks_of,
+            transport=transport,
+            allow=options.kv_allow or (),
+            by_layer=options.kv_by_layer,
         )
     return DisaggControl(context.clock, producer, consumer)
 

@@ -3,7 +3,8 @@
 Promises: a store is planned before the step whose rows could overwrite its blocks, so nothing has to be held for it;
 blocks that a load writes to belong to nobody else until the load has ended, also when its request has; a load that
 failed is computed again from the last good chunk.
-Does not know: bytes, or how tiers work (see `tiers`, and `features.transfer.data` for the other half).
+Does not know: a request's blocks (it asks for them), bytes, or how tiers work (see `tiers`, and
+`features.transfer.data` for the other half).
 """
 
 import logging
@@ -29,6 +30,7 @@ from octavo.features.transfer.disagg import TransferHint
 from octavo.features.transfer.plan import Copy, Speeds, TransferPlan, TransferReport
 from octavo.features.transfer.wishes import tier_wishes
 from octavo.kvcache.prefix import CacheEvent, EventLog, NoEvents
+from octavo.plugins.features import BlocksOf
 from octavo.scheduler.seams import Absorbed, FinishHold, Late, Match, Readiness, Retry
 
 if TYPE_CHECKING:
@@ -47,9 +49,8 @@ NOT_MEASURED: Final = Speeds()
 
 @dataclass(slots=True)
 class _Row:
-    """One request here. Owns: its block table, and what it was offered and is being loaded."""
+    """One request here. Owns: what it was offered and is being loaded."""
 
-    blocks: list[list[int]]
     keys: list[bytes] = field(default_factory=list)  # of its first units
     found_here: int = 0  # tokens, at the last lookup; what is computed from then on is not among them
     offered: tuple[int, int, int] | None = None  # tokens found here, and units that `match` found beyond
@@ -75,8 +76,7 @@ class _Store:
 class Offload:
     """The control half: a part of the scheduler.
 
-    Owns: the stack of tiers, each request's block table, who waits for tiers, copies that were planned, and what waits
-    to be.
+    Owns: the stack of tiers, who waits for tiers, copies that were planned, and what waits to be.
     """
 
     name = "transfer"
@@ -86,6 +86,7 @@ class Offload:
         stack: TierStack,
         *,
         chunks: ChunkKeys,
+        blocks_of: BlocksOf,
         clock: Callable[[], float],
         bytes_per_token: float = 0.0,
         speeds: Speeds = NOT_MEASURED,
@@ -97,6 +98,7 @@ class Offload:
         self._events = NoEvents() if events is None else events
         self._chunks = chunks
         self._unit = chunks.unit
+        self._blocks_of = blocks_of
         self._clock = clock
         self._rows: dict[str, _Row] = {}
         self._waiting: set[str] = set()  # requests that wait for tiers
@@ -121,7 +123,7 @@ class Offload:
     def on_arrival(self, req: "Request") -> RequestState:
         hint = req.source.part(TransferHint)
         only, wants_all = tier_wishes({} if hint is None else hint.data, self.stack.names)
-        self._rows[req.request_id] = _Row([[] for _ in range(self._chunks.num_groups)])
+        self._rows[req.request_id] = _Row()
         self.stack.open(req.request_id, wants_all=wants_all, only=only)
         return RequestState.WAITING
 
@@ -192,22 +194,20 @@ class Offload:
 
     def after_reserve(self, req: "Request", block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
         row = self._rows[req.request_id]
-        for table, blocks in zip(row.blocks, block_ids, strict=True):
-            table.extend(blocks)
         if external_tokens and row.offered is not None:
             self._load(req, row, *row.offered)  # before any store: one may take the row of what was offered
         row.offered = None
         # What was found here was computed for others: only who wants all of a request gets it too. What is loaded
         # comes to `on_commit`.
         if row.found_here and self.stack.wants_all(req.request_id):
-            self._store(req, row, 0, self._chunks.num_hashes(row.found_here))
+            self._store(req, 0, self._chunks.num_hashes(row.found_here))
         row.found_here = 0
 
     def _load(self, req: "Request", row: _Row, local: int, first: int, end: int) -> None:
         """One copy for each group, of all units but blocks found here and those that a window has passed."""
         row.good_units = end
         hashes = req.block_hashes
-        for group, table in enumerate(row.blocks):
+        for group, table in enumerate(self._blocks_of(req.request_id)):
             indices, units, blocks = self._chunks.to_load(group, table, local, first, end)
             if not indices:
                 continue
@@ -225,13 +225,12 @@ class Offload:
         return job
 
     def on_commit(self, req: "Request", first_block: int, block_hashes: Sequence[bytes]) -> None:
-        row = self._rows.get(req.request_id)
-        if row is not None:
-            self._store(req, row, first_block, first_block + len(block_hashes))
+        if req.request_id in self._rows:
+            self._store(req, first_block, first_block + len(block_hashes))
 
-    def _store(self, req: "Request", row: _Row, first: int, end: int) -> None:
+    def _store(self, req: "Request", first: int, end: int) -> None:
         """Chunks whose last hashed block is one of these, for each group one copy of those that the host lacks."""
-        for group, table in enumerate(row.blocks):
+        for group, table in enumerate(self._blocks_of(req.request_id)):
             where = self._chunks.to_store(req.block_hashes, group, table, first, end)
             chunks = self.stack.begin_store(req.request_id, tuple(where))
             if chunks:
@@ -243,7 +242,6 @@ class Offload:
 
     def on_preempt(self, req: "Request") -> None:
         row = self._rows[req.request_id]
-        row.blocks = [[] for _ in row.blocks]
         row.offered = None
         row.found_here = 0
 
@@ -356,6 +354,7 @@ def make(
     layout: KVLayout,
     *,
     hash_block_size: int,
+    blocks_of: BlocksOf,
     clock: Callable[[], float],
     speeds: Mapping[str, float],
     record_events: bool = False,
@@ -392,6 +391,7 @@ def make(
     return Offload(
         stack,
         chunks=ChunkKeys(sizes, hash_block_size, host.blocks),
+        blocks_of=blocks_of,
         clock=clock,
         bytes_per_token=sum(chunk_bytes(layout, group) / size for group, size in enumerate(sizes)),
         speeds=measured,

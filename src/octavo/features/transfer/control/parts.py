@@ -33,6 +33,7 @@ def make(options: TransferOptions, context: ControlContext) -> "tuple[ControlPar
                 options.tiers,
                 context.layout,
                 hash_block_size=context.hash_block_size,
+                blocks_of=context.blocks_of,
                 clock=context.clock,
                 speeds=context.measured,
                 record_events=context.cache.kv_events,

@@ -22,13 +22,13 @@ from octavo.features.transfer.disagg import (
     TransferOffer,
     prompt_digest,
 )
+from octavo.plugins.features import BlocksOf
 from octavo.scheduler.seams import FinishHold
 
 if TYPE_CHECKING:
     from octavo.scheduler.plan_builder import PlanBuilder
     from octavo.scheduler.request import Request
 
-BlocksOf = Callable[[str], tuple[tuple[int, ...], ...]]
 TRANSPORT: Final = "transport"  # the one reader of a lease that its table knows: all sockets together
 
 
